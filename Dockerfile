@@ -1,0 +1,63 @@
+# CPU:           docker build -t heatlens .
+# NVIDIA GPUs:   docker build -t heatlens:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
+# TORCH_INDEX is the index that torch and torchvision come from; everything else comes from pip's own index.
+ARG PYTHON_VERSION=3.12
+
+
+FROM python:${PYTHON_VERSION}-slim-bookworm AS wheel
+
+WORKDIR /src
+COPY . .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+
+FROM python:${PYTHON_VERSION}-slim-bookworm
+
+LABEL org.opencontainers.image.title="HeatLens" \
+      org.opencontainers.image.description="A self-hosted service that shows why an image model decided what it decided" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# A fixed number: volumes keep their owner across images, and Kubernetes can see that it is not root.
+RUN groupadd --gid 10001 heatlens \
+ && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /data --shell /usr/sbin/nologin heatlens \
+ && install --directory --owner=10001 --group=10001 /data /data/torch /data/huggingface \
+ && install --directory /models
+
+ENV PYTHONUNBUFFERED=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_ROOT_USER_ACTION=ignore
+
+# Largest and most stable first: PyTorch, the other dependencies, the project itself.
+WORKDIR /build
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY constraints.txt ./
+# The second command adds what PyTorch needs, the CUDA libraries among them, and leaves the chosen wheels as they are.
+RUN pip install --constraint constraints.txt --no-deps --index-url "${TORCH_INDEX}" torch torchvision \
+ && pip install --constraint constraints.txt torch torchvision
+
+COPY pyproject.toml ./
+RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
+ && pip install --constraint constraints.txt --requirement requirements.txt
+
+COPY --from=wheel /wheels /build/wheels
+RUN pip install --no-deps wheels/*.whl
+
+# /data: the weights that torchvision and timm download. /models: the operator's own models, one TOML file each; read only.
+ENV HEATLENS_HOST=0.0.0.0 \
+    HEATLENS_PORT=8000 \
+    HEATLENS_MODELS_DIR=/models \
+    TORCH_HOME=/data/torch \
+    HF_HOME=/data/huggingface \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+VOLUME ["/data"]
+WORKDIR /data
+USER 10001:10001
+
+EXPOSE 8000
+# http.client, since urllib would go through the proxy that HTTP_PROXY names.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['HEATLENS_PORT']), timeout=4); c.request('GET', '/readyz'); sys.exit(c.getresponse().status != 200)"]
+
+ENTRYPOINT ["heatlens"]
+CMD ["serve"]

@@ -1,0 +1,86 @@
+# HeatLens. `make` alone lists the commands; everything they install goes into .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PYTHON ?= python3
+ARGS :=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := pyproject.toml constraints.txt
+# One stamp for each set of packages; a larger set brings the smaller ones up to date as well.
+RUN := $(VENV)/.installed-run
+TEST := $(VENV)/.installed-test
+DEV := $(VENV)/.installed-dev
+
+# $(call install,EXTRA,STAMPS): pip prints its errors and the large downloads, so that a long one is not taken for a hang.
+define install
+@echo "Installing HeatLens$(1) into $(VENV); the first time takes minutes, as PyTorch is large."
+@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.$(1)' \
+	| { grep --line-buffered -E '^ *Downloading .*\([0-9.]+ [MG]B\)' || true; }
+@touch $(2)
+endef
+
+.PHONY: help
+help: ## This list
+	@echo 'make TARGET [PYTHON=python3.12] [ARGS="..."]'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: serve
+serve: $(RUN) ## Install what running needs and start the service (ARGS go to `heatlens serve`)
+	@exec $(BIN)/heatlens serve $(ARGS)
+
+.PHONY: test
+test: $(TEST) ## Install what the tests need and run them (ARGS go to pytest)
+	@command -v chromium >/dev/null || echo 'No chromium here, which the tests of the page need: apt-get install chromium' >&2
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: install
+install: $(DEV) ## Install everything, development tools included, into .venv
+	@echo '$(VENV) is up to date.'
+
+.PHONY: check
+check: $(DEV) ## Formatting, lint, types and import contracts
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: bench
+bench: $(DEV) ## Run the scripts in benchmarks/ and print their tables (ARGS go to each)
+	@for script in benchmarks/[!_]*.py; do \
+		[ -e "$$script" ] || { echo 'benchmarks/ holds no script.'; break; }; \
+		echo "== $$script"; \
+		$(BIN)/python "$$script" $(ARGS); \
+	done
+
+.PHONY: clean
+clean: ## Remove caches and build output
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## As clean, and remove .venv
+	rm -rf $(VENV)
+
+$(RUN): $(BIN)/pip $(PINS)
+	$(call install,,$(RUN))
+
+$(TEST): $(BIN)/pip $(PINS)
+	$(call install,[test],$(RUN) $(TEST))
+
+$(DEV): $(BIN)/pip $(PINS)
+	$(call install,[dev],$(RUN) $(TEST) $(DEV))
+
+# pip is the last thing that venv puts in place: an environment without it is an unfinished one and is made anew.
+$(BIN)/pip:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "There is no $(PYTHON) here. HeatLens needs Python 3.11, 3.12 or 3.13: make install PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+		echo "HeatLens needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make install PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make an environment: Debian and Ubuntu ship that part apart. As root: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)."
+	@$(PYTHON) -m venv --clear $(VENV)
