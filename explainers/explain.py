@@ -1,0 +1,105 @@
+"""The way in: explain a batch, each picture for itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+from torch import Tensor
+
+from explainers import registry
+from explainers.batch import Batch, Maps, ToGrid
+from explainers.errors import BadParameter, ExplainError, LayerNotTaken, NonFiniteMap, NonFiniteScores
+from explainers.subject import Subject
+from explainers.targets import Score, Target
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """One map: `raw` is `(h, w)` float32, signed, and covers the whole model input evenly."""
+
+    score: Score
+    raw: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One picture's answer: all its scores `(K,)` float32 in logits, and one attribution per target."""
+
+    scores: NDArray[np.float32]
+    attributions: list[Attribution]
+
+
+def explain(
+    subject: Subject,
+    inputs: Tensor,
+    targets: Sequence[Sequence[Target]],
+    *,
+    method: str,
+    layers: Sequence[str] = (),
+    to_grid: ToGrid | None = None,
+    parameters: Mapping[str, object] | None = None,
+) -> list[Explanation | ExplainError]:
+    """Explain each picture of a batch for its own targets.
+
+    `inputs` is `(N, C, H, W)` on the model's device and is left untouched; `targets` has one sequence per picture;
+    `to_grid` says how the layer's output becomes `(N, C, h, w)` where it is not so already. The model is afterwards
+    as it was before. A picture with a bad target or with non-finite numbers gets its own error and the others
+    their answers; what is wrong for all of them (method, layer, parameters) is raised.
+    """
+    if len(targets) != len(inputs):
+        msg = f"{len(inputs)} pictures came with {len(targets)} lists of targets; each picture needs its own."
+        raise ExplainError(msg)
+    chosen = registry.get(method)
+    _check_layers(chosen, layers)
+    checked = check_parameters(chosen, parameters or {})
+    maps = chosen.run(Batch(subject, inputs.detach(), targets, layers, to_grid), checked)
+    rounds = [round_.detach().float().cpu().numpy() for round_ in maps.rounds]
+    return [_answer(maps, rounds, picture) for picture in range(len(inputs))]
+
+
+def predict(subject: Subject, inputs: Tensor) -> list[NDArray[np.float32] | ExplainError]:
+    """Return each picture's scores `(K,)` float32 in logits, or its own error if they are not finite."""
+    with torch.inference_mode():
+        scores = subject.scores(inputs.clone()).float().cpu().numpy()
+    return [row if np.isfinite(row).all() else _non_finite_scores() for row in scores]
+
+
+def check_parameters(method: registry.Method, parameters: Mapping[str, object]) -> BaseModel:
+    """Return the method's own parameters, checked, or raise `BadParameter` that names the one at fault."""
+    try:
+        return method.parameters.model_validate(parameters)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        choices = sorted(method.parameters.model_fields)
+        if first["type"] == "extra_forbidden":
+            takes = f"valid are {', '.join(choices)}" if choices else "it has none"
+            msg = f"{method.name} has no parameter {name!r}; {takes}."
+            raise BadParameter(msg, field=name, choices=choices) from error
+        msg = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}."
+        enum = method.parameters.model_json_schema()["properties"].get(name, {}).get("enum")
+        raise BadParameter(msg, field=name, **({"choices": enum} if enum else {})) from error
+
+
+def _check_layers(method: registry.Method, layers: Sequence[str]) -> None:
+    if len(layers) != method.layers:
+        takes = "no layer" if method.layers == 0 else f"exactly {method.layers} layer"
+        msg = f"{method.name} takes {takes}; {len(layers)} were given."
+        raise LayerNotTaken(msg, limit=method.layers)
+
+
+def _answer(maps: Maps, rounds: Sequence[NDArray[np.float32]], picture: int) -> Explanation | ExplainError:
+    scores = maps.scored.chosen[picture]
+    if isinstance(scores, ExplainError):
+        return scores
+    attributions = [Attribution(score, rounds[k][picture]) for k, score in enumerate(scores)]
+    if not all(np.isfinite(attribution.raw).all() for attribution in attributions):
+        return NonFiniteMap("The attribution holds NaN or infinity; the model's gradient overflows at this layer.")
+    return Explanation(maps.scored.scores[picture].numpy(), attributions)
+
+
+def _non_finite_scores() -> NonFiniteScores:
+    return NonFiniteScores("The model answered NaN or infinity for this picture.")

@@ -1,0 +1,198 @@
+"""The only place that registers hooks. They live inside a `with` and are gone afterwards, whatever happened.
+
+Three facts of PyTorch decide the shape of this file:
+
+- If the forward hook replaces the layer's output by a fresh leaf and the parameters are frozen, no graph exists
+  before the layer: the backward pass is only as long as the rest of the model.
+- `register_full_backward_hook` wraps the layer's output in a view that refuses in-place changes (`out += identity`,
+  `nn.ReLU(inplace=True)`), and its input too where that carries a gradient (then it would not fire at the leaf
+  either). Such layers get no full-backward hook: the model receives a clone, and the gradient of the original is
+  what `torch.autograd.grad` returns, the same number.
+- Whether an output is changed in place shows in the version counter of the tensor that was handed on. That is
+  always a clone, so that not even a write through `.data` reaches the activation. The first capture of a layer
+  looks; the answer is remembered in the subject.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explainers.errors import (
+    LayerNeverRan,
+    LayerOutputNotTensor,
+    NotConnected,
+    UnknownLayer,
+    close_matches,
+)
+from explainers.gradients import gradient_of
+from explainers.subject import Subject
+
+_NO_INPUT_GRADIENT = "Full backward hook is firing when gradients are computed with respect to module outputs"
+
+
+class Capture:
+    """One layer during one `with`: its output in the last forward pass and the gradient that comes back.
+
+    A layer that runs several times is captured at its last call, as captum and torch-cam do: that is the output
+    nearest to the score.
+    """
+
+    def __init__(self, layer: str, tape: "_Tape", *, backward_hook: bool) -> None:
+        self.layer = layer
+        self._tape = tape
+        self._backward_hook = backward_hook
+        self._output: Tensor | None = None
+        self._handed_on: Tensor | None = None
+        self._hooked_gradient: Tensor | None = None
+        self._calls = 0
+        self._input_has_gradient = False
+
+    @property
+    def activation(self) -> Tensor:
+        """The layer's output, detached, in the layer's own shape and dtype."""
+        return self._taken().detach()
+
+    def gradient(self, score: Tensor, *, keep_graph: bool = False) -> Tensor:
+        """Return the gradient of the scalar `score` with respect to the layer's output, in its shape and dtype.
+
+        `keep_graph` allows a further call on the same forward pass. No parameter's `.grad` is touched.
+        Raises `LayerNeverRan` and `NotConnected`.
+        """
+        output = self._taken()
+        self._hooked_gradient = None
+        gradient = gradient_of(score, output, keep_graph=keep_graph)
+        if gradient is None:
+            msg = f"The score does not depend on the output of layer {self.layer!r}; choose a layer on the way to it."
+            raise NotConnected(msg, field="layer")
+        return gradient if self._hooked_gradient is None else self._hooked_gradient
+
+    @property
+    def hookable(self) -> bool:
+        """Whether a full-backward hook works here, as seen in the forward pass that just ran."""
+        if self._backward_hook or self._handed_on is None:
+            return self._backward_hook
+        modified = self._handed_on._version > 0  # noqa: SLF001 - autograd's own counter, public in all but name
+        return not modified and self._calls == 1 and not self._input_has_gradient
+
+    def attach(self, module: nn.Module, stack: ExitStack) -> None:
+        """Register the hooks; `stack` undoes it."""
+        stack.callback(self._close)
+        stack.callback(module.register_forward_hook(self._on_forward).remove)
+        kind = module._is_full_backward_hook  # noqa: SLF001 - set by the registration, never reset by `remove`
+        self._backward_hook = self._backward_hook and kind is not False
+        if self._backward_hook:
+            stack.callback(setattr, module, "_is_full_backward_hook", kind)
+            stack.callback(module.register_full_backward_hook(self._on_full_backward).remove)
+
+    def _on_forward(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            kind = f"a tensor of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
+            msg = f"Layer {self.layer!r} returns {kind}, not one floating-point tensor; choose a layer inside it."
+            raise LayerOutputNotTensor(msg)
+        self._calls += 1
+        self._input_has_gradient = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        self._output = self._tape.cut(output)
+        self._handed_on = self._output.clone()
+        return self._handed_on
+
+    def _on_full_backward(self, _module: nn.Module, _grad_input: Any, grad_output: tuple[Tensor, ...]) -> None:
+        self._hooked_gradient = grad_output[0]
+
+    def _close(self) -> None:
+        self._output = self._handed_on = self._hooked_gradient = None
+
+    def _taken(self) -> Tensor:
+        if self._output is None:
+            msg = (
+                f"Layer {self.layer!r} was not executed in the forward pass, or only inside a compiled or traced part, "
+                "where hooks do not fire; choose a layer that the model runs."
+            )
+            raise LayerNeverRan(msg)
+        return self._output
+
+
+class _Tape:
+    """Whether the graph of this `with` has begun."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    def cut(self, output: Tensor) -> Tensor:
+        """Return `output` as a fresh leaf, or with its graph behind an earlier captured layer, whose graph goes on.
+
+        It is a copy: a layer may return its own input (`nn.Identity`, dropout in eval mode), which others may
+        still change in place.
+        """
+        if self._has_begun and output.requires_grad:
+            return output.clone()
+        self._has_begun = True
+        return output.detach().clone().requires_grad_()
+
+
+@contextmanager
+def capture(subject: Subject, layers: Sequence[str]) -> Iterator[list[Capture]]:
+    """Attach a forward and a full-backward hook to each layer; yield one `Capture` each; remove them all.
+
+    Raises `UnknownLayer` before anything is attached. Gradients are enabled inside the `with`, whatever the
+    caller's mode. The model goes on with a copy of the layer's output: where a layer returns its own input and the
+    model then changes that input in place, the copy does not follow.
+    """
+    key = tuple(layers)
+    modules = [find_layer(subject.module, layer) for layer in layers]
+    hookable = subject.backward_hookable.get(key, (False,) * len(key))
+    tape = _Tape()
+    captures = [
+        Capture(layer, tape, backward_hook=able and subject.frozen) for layer, able in zip(key, hookable, strict=True)
+    ]
+    _silence_the_expected_warning()
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.enable_grad())
+        for module, taken in zip(modules, captures, strict=True):
+            taken.attach(module, stack)
+        try:
+            yield captures
+        except RuntimeError:  # perhaps an in-place change that no earlier request made: the next one takes no risk
+            subject.backward_hookable[key] = (False,) * len(key)
+            raise
+        subject.backward_hookable.setdefault(key, tuple(taken.hookable for taken in captures))
+
+
+@contextmanager
+def observe(module: nn.Module, on_output: Callable[[str, nn.Module, object], None]) -> Iterator[None]:
+    """Call `on_output(name, module, output)` whenever a named submodule finishes; outputs pass unchanged."""
+    with ExitStack() as stack:
+        for name, submodule in module.named_modules():
+
+            def tell(finished: nn.Module, _args: Any, output: Any, *, name: str = name) -> None:
+                on_output(name, finished, output)
+
+            stack.callback(submodule.register_forward_hook(tell).remove)
+        yield
+
+
+def find_layer(module: nn.Module, layer: str) -> nn.Module:
+    """Return the submodule called `layer` (dotted path, as in `named_modules`), or raise `UnknownLayer`."""
+    try:
+        if layer:
+            return module.get_submodule(layer)
+    except AttributeError:
+        pass
+    close = close_matches(layer, [name for name, _ in module.named_modules(remove_duplicate=False) if name])
+    hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+    msg = f"The model has no layer {layer!r}.{hint}"
+    raise UnknownLayer(msg, close_matches=close)
+
+
+def _silence_the_expected_warning() -> None:
+    """Ignore torch's warning that no module input requires a gradient: that is the purpose of the fresh leaf.
+
+    `warnings.catch_warnings` would be undone by other threads, so the filter is process-wide, and set on first
+    use instead of at import.
+    """
+    if not any(message and message.pattern == _NO_INPUT_GRADIENT for _, message, *_ in warnings.filters):
+        warnings.filterwarnings("ignore", message=_NO_INPUT_GRADIENT)
