@@ -1,6 +1,6 @@
 # CPU:           docker build -t heatlens .
-# NVIDIA GPUs:   docker build -t heatlens:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
-# TORCH_INDEX is the index that torch and torchvision come from; everything else comes from pip's own index.
+# NVIDIA GPUs:   docker build -t heatlens:cuda --build-arg TORCH_VARIANT=cuda .
+# TORCH_VARIANT is cuda, for the wheel of pip's own index, or a folder of https://download.pytorch.org/whl: cpu, cu126, ...
 ARG PYTHON_VERSION=3.12
 
 
@@ -30,10 +30,13 @@ ENV PYTHONUNBUFFERED=1 \
 
 # Largest and most stable first: PyTorch, the other dependencies, the project itself.
 WORKDIR /build
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_VARIANT=cpu
 COPY constraints.txt ./
-# The second command adds what PyTorch needs, the CUDA libraries among them, and leaves the chosen wheels as they are.
-RUN pip install --constraint constraints.txt --no-deps --index-url "${TORCH_INDEX}" torch torchvision \
+# The last command adds what PyTorch needs, the CUDA libraries among them, and leaves a wheel that is there as it is.
+RUN if [ "${TORCH_VARIANT}" != cuda ]; then \
+      pip install --constraint constraints.txt --no-deps \
+        --index-url "https://download.pytorch.org/whl/${TORCH_VARIANT}" torch torchvision; \
+    fi \
  && pip install --constraint constraints.txt torch torchvision
 
 COPY pyproject.toml ./

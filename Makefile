@@ -1,4 +1,6 @@
 # HeatLens. `make` alone lists the commands; everything they install goes into .venv.
+# Without a GPU, PyTorch's CPU wheel saves most of the download and of the disk:
+#   make serve PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
