@@ -1,0 +1,32 @@
+"""Why a job was not accepted, or not answered."""
+
+from typing import ClassVar
+
+
+class EngineError(Exception):
+    """Base of the engine's errors; see `explainers.errors.ExplainError` for the meaning of the attributes."""
+
+    code: ClassVar[str] = "engine_error"
+    field: str | None = None
+
+    def __init__(self, detail: str, **extra: object) -> None:
+        super().__init__(detail)
+        self.extra = extra
+
+
+class QueueFull(EngineError):
+    """The owner's queue is at its bound (`limit`, `retry_after_s`)."""
+
+    code = "queue_full"
+
+
+class DeadlineExceeded(EngineError):
+    """The job's time was over before it was answered."""
+
+    code = "deadline_exceeded"
+
+
+class ShuttingDown(EngineError):
+    """The owner takes no more jobs."""
+
+    code = "shutting_down"

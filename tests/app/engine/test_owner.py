@@ -1,0 +1,186 @@
+"""The owner thread: every accepted job gets exactly one answer."""
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from app.engine import DeadlineExceeded, Owner, QueueFull, ShuttingDown
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Gate:
+    """A run function that waits for the test at each payload; it answers with the payload doubled."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.may_go = threading.Semaphore(0)
+        self.seen: list[tuple[Hashable, int]] = []
+
+    def __call__(self, key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+        self.seen += [(key, payload) for payload in payloads]
+        self.entered.release()
+        self.may_go.acquire()
+        return [2 * payload for payload in payloads]
+
+
+@contextmanager
+def owning(
+    prepare: Callable[[], Callable[[Hashable, Sequence[int]], Sequence[int | Exception]]],
+    *,
+    capacity: int = 8,
+    clock: Clock | None = None,
+) -> Iterator[Owner[int, int]]:
+    owner: Owner[int, int] = Owner("m", prepare, capacity=capacity, clock=clock or Clock())
+    yield owner
+    owner.close(grace_s=10)
+
+
+def double(_key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+    return [2 * payload for payload in payloads]
+
+
+def test_prepare_and_run_share_one_thread_that_is_not_the_callers() -> None:
+    threads: list[threading.Thread] = []
+
+    def prepare() -> Callable[[Hashable, Sequence[int]], list[int | Exception]]:
+        threads.append(threading.current_thread())
+
+        def run(key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+            threads.append(threading.current_thread())
+            return double(key, payloads)
+
+        return run
+
+    with owning(prepare) as owner:
+        assert [owner.submit("k", n, timeout_s=10).result() for n in (1, 2)] == [2, 4]
+    assert len(set(threads)) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+def test_a_full_queue_refuses_with_the_limit_and_accepted_jobs_are_still_answered() -> None:
+    gate = Gate()
+    with owning(lambda: gate, capacity=2) as owner:
+        jobs = [owner.submit("k", 0, timeout_s=10)]
+        gate.entered.acquire()  # job 0 runs, the queue is empty
+        jobs += [owner.submit("k", n, timeout_s=10) for n in (1, 2)]
+        with pytest.raises(QueueFull, match=r"2 requests are waiting .*HEATLENS_QUEUE_SIZE") as refused:
+            owner.submit("k", 3, timeout_s=10)
+        assert refused.value.extra == {"limit": 2, "retry_after_s": 1}
+        gate.may_go.release(3)
+        assert [job.result() for job in jobs] == [0, 2, 4]
+
+
+def test_an_error_is_the_answer_of_its_own_job_only() -> None:
+    def run(_key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+        (payload,) = payloads
+        if payload == 1:
+            raise ZeroDivisionError("raised")
+        return [ValueError("returned")] if payload == 2 else [payload]
+
+    with owning(lambda: run) as owner:
+        jobs = [owner.submit("k", n, timeout_s=10) for n in range(4)]
+        assert jobs[0].result() == 0
+        with pytest.raises(ZeroDivisionError, match="raised"):
+            jobs[1].result()
+        with pytest.raises(ValueError, match="returned"):
+            jobs[2].result()
+        assert jobs[3].result() == 3
+
+
+def test_an_expired_job_is_not_run() -> None:
+    gate, clock = Gate(), Clock()
+    with owning(lambda: gate, clock=clock) as owner:
+        first, second = (owner.submit("k", n, timeout_s=5) for n in (1, 2))
+        gate.entered.acquire()
+        clock.now += 6  # both deadlines pass while the first runs
+        gate.may_go.release(2)
+        with pytest.raises(DeadlineExceeded, match="HEATLENS_REQUEST_TIMEOUT_S"):
+            second.future.result(timeout=10)
+        assert first.future.result(timeout=10) == 2
+    assert gate.seen == [("k", 1)]
+
+
+def test_who_gives_up_waiting_gets_the_deadline_and_the_job_is_dropped() -> None:
+    gate, clock = Gate(), Clock()
+    with owning(lambda: gate, clock=clock) as owner:
+        owner.submit("k", 1, timeout_s=5)
+        gate.entered.acquire()
+        waiting = owner.submit("k", 2, timeout_s=0)
+        with pytest.raises(DeadlineExceeded):
+            waiting.result()
+        gate.may_go.release(2)
+    assert gate.seen == [("k", 1)]
+
+
+def test_a_failed_prepare_is_the_answer_of_all_who_wait_and_of_all_who_come() -> None:
+    may_fail = threading.Event()
+
+    def prepare() -> Callable[[Hashable, Sequence[int]], list[int | Exception]]:
+        may_fail.wait()
+        raise LookupError("no weights")
+
+    with owning(prepare) as owner:
+        assert owner.state == "loading"
+        early = owner.submit("k", 1, timeout_s=10)
+        may_fail.set()
+        with pytest.raises(LookupError, match="no weights"):
+            early.result()
+        with pytest.raises(LookupError, match="no weights"):
+            owner.wait_until_ready(timeout_s=10)
+        assert owner.state == "failed"
+        with pytest.raises(LookupError, match="no weights"):
+            owner.submit("k", 2, timeout_s=10)
+
+
+def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
+    gate = Gate()
+    owner: Owner[int, int] = Owner("m", lambda: gate, capacity=8, clock=Clock())
+    jobs = [owner.submit("k", n, timeout_s=10) for n in (1, 2)]
+    gate.entered.acquire()
+    owner.stop_accepting()
+    assert owner.state == "closed"
+    with pytest.raises(ShuttingDown) as refused:
+        owner.submit("k", 3, timeout_s=10)
+    assert refused.value.extra == {"retry_after_s": 1}
+    gate.may_go.release(2)
+    owner.close(grace_s=10)
+    assert [job.result() for job in jobs] == [2, 4]
+
+
+def test_when_the_grace_is_over_the_waiting_are_refused_and_the_running_finishes() -> None:
+    gate = Gate()
+    owner: Owner[int, int] = Owner("m", lambda: gate, capacity=8, clock=Clock())
+    running, waiting = (owner.submit("k", n, timeout_s=10) for n in (1, 2))
+    gate.entered.acquire()
+    owner.close(grace_s=0)
+    with pytest.raises(ShuttingDown):
+        waiting.result()
+    gate.may_go.release()
+    assert running.result() == 2
+
+
+def test_times_are_read_off_the_owners_clock() -> None:
+    clock = Clock()
+
+    def run(_key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+        clock.now += 3
+        return list(payloads)
+
+    with owning(lambda: run, clock=clock) as owner:
+        job = owner.submit("k", 1, timeout_s=10)
+        job.result()
+        assert (job.queue_s, job.run_s) == (0, 3)
+        later = owner.submit("k", 1, timeout_s=10)
+        later.result()
+        assert later.accepted == 103
