@@ -21,14 +21,15 @@ def gradcam(batch: Batch, _parameters: Parameters) -> Maps:
         alpha_c = mean over i, j of dy / dA[c, i, j]        map = sum over c of alpha_c * A[c]
 
     Deviation: the paper ends with a ReLU. The map returned is the signed sum before it, `(N, h, w)` in logits per
-    cell; the ReLU belongs to the display map. One forward pass serves all targets; each target costs one backward
-    pass from the score to the layer. A gradient that is zero everywhere gives a map of zeros: no positive evidence.
+    cell; the ReLU belongs to the display map. One forward pass serves all targets, and so does
+    one backward pass from the scores to the layer where torch can batch it. A gradient that is zero everywhere gives
+    a map of zeros: no positive evidence.
     """
     with capture(batch.subject, batch.layers) as (layer,):
         scored = batch.score(batch.inputs)
         activation = batch.grid(layer.activation)
         rounds = []
-        for gradient in scored.gradients(layer.gradient):
+        for gradient in layer.gradients(scored.sums):
             alpha = batch.grid(gradient).mean(dim=(2, 3))
             rounds.append(torch.einsum("nc,nchw->nhw", alpha, activation))
         return Maps(scored, rounds)

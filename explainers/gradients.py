@@ -31,19 +31,28 @@ class Scored:
         """The largest number of targets of any picture: so many backward passes are needed."""
         return max((len(scores) for scores in self.chosen if not isinstance(scores, ExplainError)), default=0)
 
-    def gradients(self, source: Source) -> Iterator[Tensor]:
-        """Yield, per round k, the gradient `(N, ...)` of each picture's k-th score.
+    @property
+    def sums(self) -> list[Tensor]:
+        """Per round k, the sum of each picture's k-th score, a scalar with its graph.
 
         Pictures do not see each other in eval mode, so the gradient of the sum of their scores holds each one's
-        own. A picture without a k-th target (or with an error) has zeros there, and is not to be read.
+        own. A picture without a k-th target (or with an error) has zeros there, which are not to be read.
         """
-        for k in range(self.rounds):
-            picked = [
-                scores[k].read(row)
-                for scores, row in zip(self.chosen, self._graph, strict=True)
-                if not isinstance(scores, ExplainError) and k < len(scores)
-            ]
-            yield source(torch.stack(picked).sum(), keep_graph=k < self.rounds - 1)
+        return [
+            torch.stack(
+                [
+                    scores[k].read(row)
+                    for scores, row in zip(self.chosen, self._graph, strict=True)
+                    if not isinstance(scores, ExplainError) and k < len(scores)
+                ]
+            ).sum()
+            for k in range(self.rounds)
+        ]
+
+    def gradients(self, source: Source) -> Iterator[Tensor]:
+        """Yield, per round, the gradient `(N, ...)` of its sum, one backward pass after the other."""
+        for k, score in enumerate(self.sums):
+            yield source(score, keep_graph=k < self.rounds - 1)
 
 
 def gradient_of(score: Tensor, source: Tensor, *, keep_graph: bool) -> Tensor | None:

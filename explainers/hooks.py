@@ -70,6 +70,18 @@ class Capture:
             raise NotConnected(msg, field="layer")
         return gradient if self._hooked_gradient is None else self._hooked_gradient
 
+    def gradients(self, scores: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradient of each of several scalars; one backward pass carries them all where that is possible.
+
+        The weights behind the layer are then read from memory once, which is what short backward passes cost. A
+        full-backward hook sees the gradients stacked in a form of torch's own, so autograd's answer is taken.
+        Raises what `gradient` raises.
+        """
+        if len(scores) > 1 and (together := self._together(scores)) is not None:
+            return list(together)
+        last = len(scores) - 1
+        return [self.gradient(score, keep_graph=k < last) for k, score in enumerate(scores)]
+
     @property
     def hookable(self) -> bool:
         """Whether a full-backward hook works here, as seen in the forward pass that just ran."""
@@ -101,6 +113,19 @@ class Capture:
 
     def _on_full_backward(self, _module: nn.Module, _grad_input: Any, grad_output: tuple[Tensor, ...]) -> None:
         self._hooked_gradient = grad_output[0]
+
+    def _together(self, scores: Sequence[Tensor]) -> Tensor | None:
+        """Return the gradients stacked, or None if it has to be one after the other."""
+        output = self._taken()
+        each = torch.eye(len(scores), dtype=scores[0].dtype, device=scores[0].device)
+        try:
+            (gradients,) = torch.autograd.grad(
+                torch.stack(list(scores)), output, each, retain_graph=True, allow_unused=True, is_grads_batched=True
+            )
+        except RuntimeError:  # no graph, an operation that torch cannot batch, not enough memory for all at once
+            return None
+        self._hooked_gradient = None
+        return gradients
 
     def _close(self) -> None:
         self._output = self._handed_on = self._hooked_gradient = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers import Subject, Target, explain
-from explainers.errors import UnknownLayer
+from explainers.errors import NotConnected, UnknownLayer
 from explainers.hooks import capture
 from tests.explainers.checks import activation_and_gradient_by_capture, assert_same, maps, snapshot
 from tests.explainers.ledger import Ledger
@@ -286,3 +286,48 @@ def test_the_expected_warning_alone_is_silenced_and_once() -> None:
         assert len(warnings.filters) == count + 1
         with pytest.raises(UserWarning, match="something else"):
             warnings.warn("something else", UserWarning, stacklevel=1)
+
+
+class Doubled(torch.autograd.Function):
+    """Twice its input; torch cannot batch its backward, which looks at numbers."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
+        Doubled.passes += 1
+        return gradient * 2 if gradient.sum().item() is not None else gradient
+
+    passes = 0
+
+
+@pytest.mark.parametrize("batchable", [True, False])
+def test_several_gradients_together_are_those_one_after_the_other(batchable: bool) -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(4, 5).double().requires_grad_(False)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3).double()).requires_grad_(False)
+    subject = Subject(net, net)
+    for _ in range(2):  # without and with a full-backward hook
+        with capture(subject, ["0"]) as (layer,):
+            pooled = net(torch.randn(2, 3, 8, 8, dtype=torch.float64)).square().mean((2, 3))
+            scores = head(pooled if batchable else Doubled.apply(pooled))
+            sums = list(scores.sum(0))
+            Doubled.passes = 0
+            together = layer.gradients(sums)
+            assert Doubled.passes == (0 if batchable else 1 + len(sums))  # one attempt, then each alone
+            # d/dA of sum_n w . mean(A^2) * factor = w * 2 A / (h w) * factor
+            factor = 1 if batchable else 2
+            for k, gradient in enumerate(together):
+                expected = factor * head.weight[k][None, :, None, None] * 2 * layer.activation / 36
+                torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_several_scores_that_are_not_connected_are_named() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3)).requires_grad_(False)
+    with capture(Subject(net, net), ["0"]) as (layer,):
+        scores = net(torch.randn(1, 3, 8, 8)).detach().flatten()
+        with pytest.raises(NotConnected):
+            layer.gradients([scores[0], scores[1]])
