@@ -1,0 +1,5 @@
+"""`python -m app`: the same as `heatlens`."""
+
+from app.cli import main
+
+main()

@@ -1,0 +1,87 @@
+"""The OpenAPI document of routes that take a picture in three ways, and of the errors that every route can give.
+
+flask-openapi3 describes a route with one kind of body; here the pydantic models that validate the options are
+written out for all three.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flask_openapi3 import OpenAPI
+from flask_openapi3.models import Schema
+from flask_openapi3.types import ResponseDict
+from pydantic import BaseModel
+
+from app.schemas.answers import Problem
+
+_BINARY = {"type": "string", "format": "binary"}
+_PROBLEM = {
+    "description": "An error, as RFC 9457 problem details.",
+    "content": {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
+}
+PROBLEMS: ResponseDict = {"default": _PROBLEM, "422": _PROBLEM}
+"""Responses of every route."""
+
+
+def picture_operation(options: type[BaseModel], *, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return `parameters` and `requestBody` of a route that takes a picture and these options.
+
+    `parameters` are the JSON Schemas, by name, of what the methods take beside the options.
+    """
+    schema = options.model_json_schema()
+    fields: dict[str, Any] = schema["properties"] | dict(parameters or {})
+    image = {"type": "object", "properties": {"base64": {"type": "string"}}, "required": ["base64"]}
+    return {
+        "parameters": [
+            {
+                "name": name,
+                "in": "query",
+                "required": False,
+                "description": field.get("description", ""),
+                "schema": field,
+            }
+            for name, field in fields.items()
+        ],
+        "requestBody": {
+            "required": True,
+            "description": "The picture: JPEG, PNG, WebP, BMP, TIFF or GIF.",
+            "content": {
+                "image/*": {"schema": _BINARY},
+                "application/octet-stream": {"schema": _BINARY},
+                "multipart/form-data": {"schema": _object(fields, image=_BINARY)},
+                "application/json": {"schema": _object(fields, image=image)},
+            },
+        },
+    }
+
+
+def picture_responses(answer: type[BaseModel], media_types: Iterable[str]) -> ResponseDict:
+    """Return the success response of a route that answers a JSON model or a binary format."""
+    content: dict[str, Any] = {media_type: {"schema": _BINARY} for media_type in media_types}
+    content["application/json"] = {"schema": {"$ref": f"#/components/schemas/{answer.__name__}"}}
+    return {"200": {"description": "The explanation.", "content": content}}
+
+
+def components(*answers: type[BaseModel]) -> dict[str, Schema]:
+    """Return the schemas of models that no route names by itself, and of what they consist of."""
+    schemas: dict[str, Any] = {}
+    for answer in answers:
+        schema = answer.model_json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {}) | {answer.__name__: schema}
+    return {name: Schema(**schema) for name, schema in schemas.items()}
+
+
+def document(app: OpenAPI) -> dict[str, Any]:
+    """Return the OpenAPI document of `app`; flask-openapi3 writes `null` where there are no security schemes."""
+    spec: dict[str, Any] = app.api_doc
+    components = {name: value for name, value in spec["components"].items() if value is not None}
+    return spec | {"components": components}
+
+
+def _object(fields: Mapping[str, Any], *, image: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"image": dict(image), **fields},
+        "required": ["image"],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,145 @@
+"""The three ways to send a picture: raw body, multipart, JSON. All end as bytes and a dictionary of options."""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from flask import current_app, request
+from pydantic import BaseModel, ValidationError
+from werkzeug.datastructures import MultiDict
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from app.errors import BadOption, BadRequestBody, UnknownOption, UnsupportedMediaType, close_matches
+
+Options = TypeVar("Options", bound=BaseModel)
+
+_REPEATABLE = frozenset({"target", "layer"})
+_RAW = frozenset({"", "application/octet-stream", "application/x-www-form-urlencoded"})
+"""Types of raw bodies beside `image/*`: the last is what `curl --data-binary` says of any file."""
+
+_LIMITS = frozenset({"ge", "gt", "le", "lt", "min_length", "max_length"})
+"""What pydantic calls a limit."""
+
+_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
+_WAYS = 'Send the picture as the raw body, as multipart part `image`, or as JSON {"image": {"base64": ...}}.'
+
+
+def read_picture() -> tuple[bytes, dict[str, Any]]:
+    """Return the picture of the current request and its options, unchecked.
+
+    Options of a raw body come from the query; of a multipart form from its fields, of JSON from its members, and
+    in both cases from the query too, for what the body does not say.
+    """
+    query = _options(request.args)
+    if request.mimetype == "multipart/form-data":
+        data, options = _multipart()
+    elif request.mimetype == "application/json":
+        data, options = _json()
+    elif request.mimetype.startswith("image/") or request.mimetype in _RAW:
+        data, options = _body(), {}
+    else:
+        msg = f"A body of type {request.mimetype[:100]!r} is not understood. {_WAYS}"
+        raise UnsupportedMediaType(msg, choices=["image/*", "multipart/form-data", "application/json"])
+    if not data:
+        raise BadRequestBody(f"There is no picture in the request. {_WAYS}", field="image")
+    twice = sorted(query.keys() & options.keys())
+    if twice:
+        msg = f"{twice[0]} is given in the query and in the body; give it once."
+        raise BadOption(msg, field=twice[0])
+    return data, query | options
+
+
+def check(
+    model: type[Options], options: Mapping[str, Any], *, parameters: Iterable[str] = ()
+) -> tuple[Options, dict[str, Any]]:
+    """Split and check options: those of `model`, and those named in `parameters`, which the caller checks.
+
+    Raises `UnknownOption` with close matches, `BadOption` with the field, its value's fault and the valid choices.
+    """
+    known = set(model.model_fields)
+    others = set(parameters) - known
+    unknown = sorted(options.keys() - known - others)
+    if unknown:
+        valid = sorted(known | others)
+        close = close_matches(unknown[0], valid)
+        hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"valid are {', '.join(valid)}."
+        msg = f"There is no option {unknown[0][:100]!r}; {hint}"
+        raise UnknownOption(msg, field=unknown[0][:100], choices=valid, close_matches=close)
+    try:
+        checked = model.model_validate({name: options[name] for name in options if name in known})
+    except ValidationError as error:
+        raise bad_option(error) from error
+    return checked, {name: options[name] for name in options if name not in known}
+
+
+def bad_option(error: ValidationError) -> BadOption:
+    """Return what pydantic found first, in our words."""
+    first = error.errors(include_url=False)[0]
+    field = str(first["loc"][0]) if first["loc"] else "body"
+    message = first["msg"][0].lower() + first["msg"][1:]
+    facts: dict[str, Any] = {name: value for name, value in first.get("ctx", {}).items() if name in _LIMITS}
+    if first["type"] == "literal_error":
+        facts["choices"] = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+    return BadOption(f"{field}: {message}.", field=field, **facts)
+
+
+def _body() -> bytes:
+    """Return the raw body. Werkzeug cuts one that comes in chunks off at the limit instead of refusing it."""
+    data = request.get_data()
+    limit = current_app.config["MAX_CONTENT_LENGTH"]
+    if request.content_length is None and limit is not None and len(data) >= limit:
+        raise RequestEntityTooLarge
+    return data
+
+
+def _multipart() -> tuple[bytes, dict[str, Any]]:
+    unknown = sorted(set(request.files) - {"image"})
+    if unknown:
+        msg = f"The multipart form has a file {unknown[0][:100]!r}; the picture's part is called 'image'."
+        raise BadRequestBody(msg, field="image")
+    files = request.files.getlist("image")
+    if len(files) > 1:
+        msg = f"The multipart form has {len(files)} parts 'image'; send one picture per request."
+        raise BadRequestBody(msg, field="image", limit=1)
+    return files[0].read() if files else b"", _options(request.form)
+
+
+def _options(fields: "MultiDict[str, str]") -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, values in fields.lists():
+        if name in _REPEATABLE:
+            options[name] = values
+        elif len(values) == 1:
+            options[name] = values[0]
+        else:
+            msg = f"{name[:100]} is given {len(values)} times; give it once."
+            raise BadOption(msg, field=name[:100])
+    return options
+
+
+def _json() -> tuple[bytes, dict[str, Any]]:
+    try:
+        body = json.loads(_body())
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, numbers too long; nested too deeply
+        raise BadRequestBody("The body is not valid JSON.") from error
+    if not isinstance(body, dict):
+        raise BadRequestBody(f"The JSON body has to be an object. {_WAYS}")
+    image = body.pop("image", None)
+    if image is None:
+        return b"", body
+    if not isinstance(image, dict) or set(image) != {"base64"} or not isinstance(image["base64"], str):
+        raise BadRequestBody('image has to be {"base64": "..."}.', field="image", choices=["base64"])
+    for name in _REPEATABLE & body.keys():
+        if not isinstance(body[name], list):
+            body[name] = [body[name]]
+    return _decode_base64(image["base64"]), body
+
+
+def _decode_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(_DATA_URL.sub("", text, count=1), validate=True)
+    except (binascii.Error, ValueError) as error:  # ValueError: characters beyond ASCII
+        raise BadRequestBody("image.base64 is not valid base64.", field="image.base64") from error

@@ -1,0 +1,121 @@
+"""What the service can tell about its models and methods."""
+
+from typing import Any, Literal
+
+import explainers
+from app.config import Settings
+from app.hosting import Hosts
+from app.schemas.answers import (
+    Label,
+    LabelList,
+    LayerList,
+    LayerRow,
+    MethodInfo,
+    MethodList,
+    ModelDetail,
+    ModelList,
+    ModelSummary,
+)
+from models import ModelSpec, Registry
+from models.loading import weights_present
+
+HostState = Literal["not_loaded", "loading", "ready", "failed", "closed"]
+
+
+class Catalogue:
+    """Reads registry, hosts and methods; `layers` and `labels` load the model."""
+
+    def __init__(self, settings: Settings, registry: Registry, hosts: Hosts) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._hosts = hosts
+
+    def models(self) -> ModelList:
+        """List all models, the default first."""
+        default = self._settings.default_model
+        names = [default, *(name for name in self._registry.names() if name != default)]
+        return ModelList(models=[ModelSummary(**self._summary(self._registry.get(name))) for name in names])
+
+    def model(self, name: str) -> ModelDetail:
+        """Describe one model; what only loading tells is None before."""
+        spec = self._registry.get(name)
+        loaded = self._hosts.peek(name) if self.state(name) == "ready" else None
+        return ModelDetail(
+            **self._summary(spec),
+            architecture=spec.arch,
+            head=spec.head,
+            input_size=list(loaded.model.preprocess.input_size) if loaded else None,
+            classes=len(loaded.model.labels) if loaded else None,
+            default_layer=loaded.default_layer if loaded else spec.layer,
+            weights_sha256=loaded.model.weights_sha256 if loaded else spec.sha256,
+            device=str(loaded.model.device) if loaded else None,
+        )
+
+    def state(self, name: str) -> HostState:
+        """Say where a model stands in this worker."""
+        host = self._hosts.peek(name)
+        return host.owner.state if host else "not_loaded"
+
+    def layers(self, name: str) -> LayerList:
+        """List the layers that ran in a forward pass of zeros' shape, in order of completion."""
+        host = self._hosts.ready(name)
+        rows = [
+            LayerRow(
+                name=layer.name,
+                type=layer.type,
+                shape=list(layer.shape) if layer.shape else None,
+                calls=layer.calls,
+                spatial=layer.layout is not None,
+            )
+            for layer in host.layers
+        ]
+        return LayerList(model=name, default=host.default_layer, layers=rows)
+
+    def labels(self, name: str, query: str, limit: int) -> LabelList:
+        """Search a model's labels for a part, whatever the case."""
+        labels = self._hosts.ready(name).model.labels
+        part = query.casefold()
+        found = [Label(index=i, label=label) for i, label in enumerate(labels) if part in label.casefold()]
+        return LabelList(model=name, total=len(found), labels=found[:limit])
+
+    def methods(self) -> MethodList:
+        """List the methods."""
+        return MethodList(methods=[_method(explainers.get(name)) for name in explainers.names()])
+
+    def parameter_schemas(self) -> dict[str, Any]:
+        """Return the JSON Schemas of all methods' own parameters, by name."""
+        methods = [explainers.get(name) for name in explainers.names()]
+        return {
+            name: schema
+            for method in methods
+            for name, schema in method.parameters.model_json_schema().get("properties", {}).items()
+        }
+
+    def _summary(self, spec: ModelSpec) -> dict[str, Any]:
+        return {
+            "name": spec.name,
+            "default": spec.name == self._settings.default_model,
+            "state": self.state(spec.name),
+            "weights": _weights(spec),
+            "description": spec.description or "",
+            "licence": spec.licence,
+        }
+
+
+def _weights(spec: ModelSpec) -> Literal["present", "missing", "random"]:
+    if spec.weights.kind == "random":
+        return "random"
+    return "present" if weights_present(spec) else "missing"
+
+
+def _method(method: explainers.Method) -> MethodInfo:
+    return MethodInfo(
+        name=method.name,
+        family=method.family,
+        summary=method.summary,
+        weakness=method.weakness,
+        paper=method.paper,
+        cost=method.cost,
+        needs_layer=method.layers > 0,
+        parameters=method.parameters.model_json_schema(),
+    )

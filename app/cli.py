@@ -1,0 +1,308 @@
+"""The command `heatlens`. Exit codes: 0 done, 1 failed, 2 wrong use."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from app.config import SettingsError, load_settings
+
+if TYPE_CHECKING:
+    from app.schemas.answers import Answer
+    from app.service import Service
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="HeatLens shows why an image model decided what it decided.",
+)
+models_app = typer.Typer(no_args_is_help=True, help="The models that can be explained.")
+app.add_typer(models_app, name="models")
+
+SAMPLE = Path(__file__).parent / "web" / "static" / "cat.jpg"
+"""scikit-image's picture of the cat Chelsea, CC0."""
+
+_out = Console()
+_err = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except SettingsError as error:
+        _fail(str(error), code=2)
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on (HEATLENS_HOST).")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on (HEATLENS_PORT).")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes (HEATLENS_WORKERS).")] = None,
+) -> None:
+    """Answer HTTP requests until stopped. Everything else is set by HEATLENS_* variables, see `heatlens doctor`."""
+    given = {"HEATLENS_HOST": host, "HEATLENS_PORT": port, "HEATLENS_WORKERS": workers}
+    os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+    load_settings()
+    # gunicorn wants to be the process itself: signals reach it directly.
+    os.execv(  # noqa: S606 - fixed arguments, no shell
+        sys.executable,
+        [sys.executable, "-m", "gunicorn", "-c", "python:app.gunicorn_conf", "app.wsgi:application()"],
+    )
+
+
+def welcome(host: str, port: int) -> None:
+    """Say that the server answers, and how to try it."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - to print, not to bind
+    url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    # Plain print: the curl line has to survive copying, so nothing may wrap or colour it.
+    print(  # noqa: T201
+        f"\nHeatLens is ready: {url}\n\nTry it:\n  curl -T {_shell(SAMPLE)} {url}/v1/explain -o heat.jpg\n", flush=True
+    )
+
+
+@app.command()
+def explain(
+    images: Annotated[list[Path], typer.Argument(help="Pictures to explain.", exists=True, dir_okay=False)],
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default: beside each picture.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name, see `heatlens models list`.")] = None,
+    method: Annotated[str, typer.Option(help="Method name, see `heatlens methods`.")] = "gradcam",
+    target: Annotated[
+        list[str] | None, typer.Option(help="Class index, label, predicted or top<n>; repeatable.")
+    ] = None,
+    versus: Annotated[str | None, typer.Option(help="Why the target and not this class.")] = None,
+    layer: Annotated[list[str] | None, typer.Option(help="Target layer, see `heatlens models layers`.")] = None,
+    view: Annotated[str, typer.Option(help="overlay, heatmap, side_by_side or layer.")] = "overlay",
+    colormap: Annotated[str, typer.Option(help="Colours of the heat.")] = "inferno",
+    alpha: Annotated[float, typer.Option(help="Opacity of the heat, 0 to 1.")] = 0.7,
+    legend: Annotated[bool, typer.Option("--legend", help="Draw a legend.")] = False,
+    max_side: Annotated[int, typer.Option(help="Longest side of the result, in pixels.")] = 1024,
+    format_: Annotated[str, typer.Option("--format", help="jpeg, png, webp, npy, npz or json.")] = "jpeg",
+    parameter: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of the method's own parameters.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain pictures without a server; each result is written as NAME.heat.EXTENSION."""
+    options: dict[str, Any] = {
+        "model": model, "method": method, "target": target, "versus": versus, "layer": layer, "view": view,
+        "colormap": colormap, "alpha": alpha, "legend": legend, "max_side": max_side, "format": format_,
+    }  # fmt: skip
+    options = {name: value for name, value in options.items() if value is not None} | _parameters(parameter or [])
+    service = _service(download=model)
+    rows = [_explain_one(service, image, out, options) for image in _progress(images, "explaining")]
+    service.close()
+    if as_json:
+        print(json.dumps(rows))  # noqa: T201
+    else:
+        for row in rows:
+            _say_result(row)
+    raise typer.Exit(1 if any("error" in row for row in rows) else 0)
+
+
+@models_app.command("list")
+def models_list(as_json: AsJson = False) -> None:
+    """List the models."""
+    listing = _service().catalogue.models()
+    columns = ["name", "weights", "licence", "description"]
+    rows = [[_named(row.name, row.default), row.weights, row.licence or "", row.description] for row in listing.models]
+    _show(listing, as_json, columns, rows)
+
+
+@models_app.command("show")
+def models_show(name: str, as_json: AsJson = False) -> None:
+    """Describe one model; loads it."""
+    detail = _loaded(name).catalogue.model(name)
+    _show(detail, as_json, ["", ""], [[key, _text(value)] for key, value in detail])
+
+
+@models_app.command("layers")
+def models_layers(name: str, as_json: AsJson = False) -> None:
+    """List a model's layers in the order in which they finish; loads the model."""
+    listing = _loaded(name).catalogue.layers(name)
+    columns = ["name", "type", "shape", "calls", "target layer"]
+    rows = [
+        [_named(row.name, row.name == listing.default), row.type, _text(row.shape), str(row.calls), "yes" * row.spatial]
+        for row in listing.layers
+    ]
+    _show(listing, as_json, columns, rows)
+
+
+@models_app.command("fetch")
+def models_fetch(names: Annotated[list[str], typer.Argument(help="Models, see `heatlens models list`.")]) -> None:
+    """Download models' weights into torch's cache, so that the server needs no network."""
+    from models import ModelError, fetch
+
+    registry = _service().registry
+    for name in names:
+        try:
+            sha256 = fetch(registry.get(name), progress=True)
+        except ModelError as error:
+            _fail(str(error), code=1)
+        _say(f"{name}: {'random weights' if sha256 is None else f'sha256 {sha256}'}")
+
+
+@models_app.command("verify")
+def models_verify(
+    names: Annotated[list[str] | None, typer.Argument(help="Models; default: those with weights here.")] = None,
+) -> None:
+    """Load models, check their weights, and explain the sample picture with each."""
+    from app.errors import KNOWN_ERRORS
+
+    service = _service()
+    present = [row.name for row in service.catalogue.models().models if row.weights != "missing"]
+    failed = False
+    for name in _progress(names or present, "verifying"):
+        try:
+            label = _verify(service, name)
+            _say(f"[green]ok[/]      {name}: the sample picture is {label!r}")
+        except KNOWN_ERRORS as error:
+            failed = True
+            _say(f"[red]failed[/]  {name}: {error}")
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the explanation methods."""
+    listing = _service().catalogue.methods()
+    columns = ["name", "family", "good for", "weakness", "cost"]
+    rows = [[row.name, row.family, row.summary, row.weakness, row.cost] for row in listing.methods]
+    _show(listing, as_json, columns, rows)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Show what this machine has: versions, devices, models, caches, and every setting."""
+    from app.doctor import examine
+
+    report = examine(load_settings())
+    if as_json:
+        print(json.dumps(report, indent=2))  # noqa: T201
+        return
+    for title, facts in report.items():
+        _print_table([title, ""], [[key, _text(value)] for key, value in facts.items()])
+        _out.print()
+
+
+def _verify(service: "Service", name: str) -> str:
+    from app.schemas.options import ExplainOptions
+
+    explained = service.explain(SAMPLE.read_bytes(), ExplainOptions(model=name), {})
+    return explained.model.labels[explained.most_probable(1)[0]]
+
+
+def _explain_one(service: "Service", image: Path, out: Path | None, options: dict[str, Any]) -> dict[str, Any]:
+    from app.api.requests import check
+    from app.drawing import Drawing
+    from app.errors import KNOWN_ERRORS
+    from app.schemas.options import ExplainOptions
+
+    try:
+        checked, parameters = check(ExplainOptions, options, parameters=service.catalogue.parameter_schemas())
+        explained = service.explain(image.read_bytes(), checked, parameters)
+        body = Drawing(explained, checked).body(checked.format or "jpeg", request_id=image.name)
+    except (*KNOWN_ERRORS, OSError) as error:
+        return {"image": str(image), "error": str(error)}
+    extension = {"jpeg": "jpg"}.get(checked.format or "jpeg", checked.format)
+    result = (out or image.parent) / f"{image.stem}.heat.{extension}"
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.write_bytes(body.content)
+    score = explained.maps[0].attribution.score
+    return {
+        "image": str(image),
+        "result": str(result),
+        "target": score.index,
+        "label": explained.model.labels[score.index],
+        "probability": float(explained.probabilities[score.index]),
+    }
+
+
+def _say_result(row: dict[str, Any]) -> None:
+    if "error" in row:
+        _err.print(f"[red]failed[/]  {row['image']}: {row['error']}", highlight=False, soft_wrap=True)
+    else:
+        percent = f"{row['probability']:.1%}"
+        _say(f"{row['result']}  {row['label']} ({percent})")
+
+
+def _say(line: str) -> None:
+    _out.print(line, highlight=False, soft_wrap=True)
+
+
+def _parameters(pairs: list[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            _fail(f"--set {pair!r} is not NAME=VALUE.", code=2)
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _service(*, download: str | None = None) -> "Service":
+    """Return a service in this process, with all cores; the operator's own wish may download weights."""
+    from app.service import Service
+
+    settings = load_settings(workers=1)
+    wanted = (*settings.models, download) if download else settings.models
+    return Service(settings.model_copy(update={"models": wanted}))
+
+
+def _loaded(name: str) -> "Service":
+    from app.errors import KNOWN_ERRORS
+
+    service = _service(download=name)
+    try:
+        service.hosts.ready(name)
+    except KNOWN_ERRORS as error:
+        _fail(str(error), code=1)
+    return service
+
+
+def _progress(items: list[Any], what: str) -> Iterable[Any]:
+    if len(items) < 2:
+        yield from items
+        return
+    with Progress(console=_err, transient=True) as progress:
+        yield from progress.track(items, description=what)
+
+
+def _print_table(columns: list[str], rows: list[list[str]]) -> None:
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    _out.print(table, highlight=False)
+
+
+def _show(answer: "Answer", as_json: bool, columns: list[str], rows: list[list[str]]) -> None:
+    if as_json:
+        print(answer.model_dump_json(indent=2))  # noqa: T201
+    else:
+        _print_table(columns, rows)
+
+
+def _named(name: str, default: bool) -> str:
+    return f"{name} (default)" if default else name
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _shell(path: Path) -> str:
+    return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
+
+
+def _fail(message: str, *, code: int) -> NoReturn:
+    _err.print(f"[red]heatlens:[/] {message}", highlight=False, soft_wrap=True)
+    raise SystemExit(code)

@@ -1,0 +1,46 @@
+"""What this machine has."""
+
+import os
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from app.config import PREFIX, Settings
+from models import Registry
+from models.loading import weights_present
+
+
+def examine(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return versions, devices, models, caches and settings, by section."""
+    registry = Registry(settings.models_dir)
+    present = [name for name in registry.names() if weights_present(registry.get(name))]
+    return {
+        "versions": {
+            "heatlens": version("heatlens"),
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "torchvision", "timm", "pillow", "opencv-python-headless")},
+        },
+        "devices": _devices(),
+        "models": {
+            "known": len(registry.names()),
+            "with weights here": ", ".join(present),
+            "models folder": str(settings.models_dir or "none (HEATLENS_MODELS_DIR)"),
+            "download cache": torch.hub.get_dir(),
+        },
+        "settings": {
+            PREFIX + name.upper(): f"{getattr(settings, name)}  {field.description}"
+            for name, field in Settings.model_fields.items()
+        },
+    }
+
+
+def _devices() -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0))
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    devices = {"cpu": f"{cores} cores, {memory_bytes / 2**30:.1f} GiB memory"}
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        devices[f"cuda:{index}"] = f"{found.name}, {found.total_memory / 2**30:.1f} GiB memory"
+    return devices

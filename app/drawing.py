@@ -1,0 +1,208 @@
+"""An explanation as picture, array or JSON."""
+
+import base64
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import BadOption
+from app.imaging import encode, render
+from app.schemas.answers import (
+    ClassScore,
+    ExplainAnswer,
+    ExplanationAnswer,
+    ImageInfo,
+    MapInfo,
+    MethodRef,
+    ModelRef,
+    PictureAnswer,
+    PredictAnswer,
+    Prediction,
+)
+from app.schemas.answers import Seen as SeenBox
+from app.schemas.answers import Timings as TimingsAnswer
+from app.schemas.options import ExplainOptions, Format, PredictOptions
+from app.service import Explained, Map, Seen
+
+MEDIA_TYPES: dict[Format, str] = {
+    "jpeg": "image/jpeg",
+    "png": "image/png",
+    "webp": "image/webp",
+    "npy": "application/x-npy",
+    "npz": "application/x-npz",
+    "json": "application/json",
+}
+"""What can be made, the default first."""
+
+_PREDICTIONS = 5
+
+
+@dataclass(frozen=True)
+class Body:
+    """What goes out: bytes, and what they are."""
+
+    content: bytes
+    media_type: str
+    render_s: float
+
+
+class Drawing:
+    """One explanation with the options that say how to show it."""
+
+    def __init__(self, explained: Explained, options: ExplainOptions) -> None:
+        self._explained = explained
+        self._options = options
+
+    def body(self, format_: Format, request_id: str) -> Body:
+        """Make the answer in one of the formats."""
+        started = time.perf_counter()
+        content = self._json(request_id, started) if format_ == "json" else self._binary(format_)
+        return Body(content, MEDIA_TYPES[format_], time.perf_counter() - started)
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """The facts of the (first) explanation, as HTTP headers."""
+        explained, score = self._explained, self._explained.maps[0].attribution.score
+        return {
+            "X-HeatLens-Model": explained.model.spec.name,
+            "X-HeatLens-Method": explained.method.name,
+            "X-HeatLens-Layer": ",".join(explained.layers),
+            "X-HeatLens-Target": str(score.index),
+            "X-HeatLens-Label": quote(explained.model.labels[score.index]),
+            "X-HeatLens-Score": repr(score.value),
+        }
+
+    def _binary(self, format_: Format) -> bytes:
+        if format_ == "npz":
+            return encode.npz(self._arrays())
+        if len(self._explained.maps) > 1:
+            msg = f"{len(self._explained.maps)} targets do not fit into one {format_}; ask for format json or npz."
+            raise BadOption(msg, field="format", choices=["json", "npz"])
+        (map_,) = self._explained.maps
+        if format_ == "npy":
+            return encode.npy(map_.placed.values)
+        return self._picture(map_, format_)[0]
+
+    def _arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return what `npz` holds; the first axis of `maps` and of what describes them is the target."""
+        maps = self._explained.maps
+        scores = [map_.attribution.score for map_ in maps]
+        return {
+            "maps": np.stack([map_.placed.values for map_ in maps]),
+            "raw": np.stack([map_.attribution.raw for map_ in maps]),
+            "seen": maps[0].placed.seen,
+            "targets": np.array([score.index for score in scores], np.int64),
+            "scores": np.array([score.value for score in scores], np.float64),
+            "logits": self._explained.scores,
+        }
+
+    def _picture(self, map_: Map, format_: str) -> tuple[bytes, tuple[int, int]]:
+        options = self._options
+        if options.view == "layer" and format_ == "jpeg":
+            msg = "JPEG has no transparency, which view=layer needs; ask for format png or webp."
+            raise BadOption(msg, field="format", choices=["png", "webp"])
+        pixels = render.render(
+            self._pixels,
+            map_.display,
+            map_.placed.seen,
+            view=options.view,
+            colormap=options.colormap,
+            alpha=options.alpha,
+            legend=options.legend,
+        )
+        return encode.encode(pixels, format_), (pixels.shape[1], pixels.shape[0])
+
+    @cached_property
+    def _pixels(self) -> NDArray[np.uint8]:
+        """The displayed picture at the size of the answer."""
+        picture = self._explained.picture
+        return encode.resize(picture.pixels, encode.fit(picture.width, picture.height, self._options.max_side))
+
+    def _json(self, request_id: str, started: float) -> bytes:
+        explained = self._explained
+        explanations = [self._explanation(map_) for map_ in explained.maps]
+        answer = ExplainAnswer(
+            request_id=request_id,
+            model=_model(explained),
+            method=MethodRef(name=explained.method.name, parameters=dict(explained.parameters)),
+            layers=explained.layers,
+            image=_image(explained),
+            predictions=[
+                Prediction(index=row.index, label=row.label, probability=row.probability)
+                for row in _classes(explained, explained.most_probable(_PREDICTIONS))
+            ],
+            explanations=explanations,
+            timings_s=_timings(explained, render=time.perf_counter() - started),
+        )
+        return answer.model_dump_json().encode()
+
+    def _explanation(self, map_: Map) -> ExplanationAnswer:
+        score = map_.attribution.score
+        (target,) = _classes(self._explained, [score.index])
+        versus = None if score.versus is None else _classes(self._explained, [score.versus])[0]
+        format_ = "png" if self._options.view == "layer" else "jpeg"
+        content, (width, height) = self._picture(map_, format_)
+        picture = PictureAnswer(
+            media_type=f"image/{format_}", width=width, height=height, base64=base64.b64encode(content).decode()
+        )
+        return ExplanationAnswer(target=target, versus=versus, map=_map(map_), picture=picture)
+
+
+def prediction(seen: Seen, options: PredictOptions, request_id: str) -> PredictAnswer:
+    """Return the answer of `POST /v1/predict`."""
+    return PredictAnswer(
+        request_id=request_id,
+        model=_model(seen),
+        image=_image(seen),
+        predictions=_classes(seen, seen.most_probable(options.top)),
+        timings_s=_timings(seen, render=0.0),
+    )
+
+
+def _classes(seen: Seen, indices: list[int]) -> list[ClassScore]:
+    probabilities = seen.probabilities
+    return [
+        ClassScore(
+            index=index,
+            label=seen.model.labels[index],
+            score=float(seen.scores[index]),
+            probability=float(probabilities[index]),
+        )
+        for index in indices
+    ]
+
+
+def _model(seen: Seen) -> ModelRef:
+    sha256 = seen.model.weights_sha256
+    return ModelRef(name=seen.model.spec.name, weights_sha256=sha256, weights="loaded" if sha256 else "random")
+
+
+def _image(seen: Seen) -> ImageInfo:
+    box = seen.geometry.seen
+    return ImageInfo(
+        width=seen.picture.width,
+        height=seen.picture.height,
+        seen=SeenBox(left=box.left, top=box.top, right=box.right, bottom=box.bottom),
+    )
+
+
+def _map(map_: Map) -> MapInfo:
+    raw = map_.attribution.raw
+    return MapInfo(
+        min=float(raw.min()),
+        max=float(raw.max()),
+        mean=float(raw.mean(dtype=np.float64)),
+        width=raw.shape[1],
+        height=raw.shape[0],
+        no_positive_evidence=map_.display.no_positive_evidence,
+        normalisation=map_.display.normalisation,
+    )
+
+
+def _timings(seen: Seen, *, render: float) -> TimingsAnswer:
+    timings = seen.timings
+    return TimingsAnswer(decode=timings.decode, queue=timings.queue, model=timings.model, render=render)

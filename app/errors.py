@@ -1,0 +1,83 @@
+"""The service's own errors, and the one table from errors to HTTP."""
+
+from typing import ClassVar
+
+from app.engine.errors import EngineError
+from app.imaging.errors import ImageError
+from explainers.errors import ExplainError
+from explainers.errors import close_matches as close_matches  # the api has no other way to explainers
+from models.errors import ModelError
+
+
+class ServiceError(Exception):
+    """Base of the service's errors; see `explainers.errors.ExplainError` for the meaning of the attributes."""
+
+    code: ClassVar[str] = "service_error"
+    field: str | None = None
+
+    def __init__(self, detail: str, *, field: str | None = None, **extra: object) -> None:
+        super().__init__(detail)
+        self.field = field or self.field
+        self.extra = extra
+
+
+class BadRequestBody(ServiceError):
+    """The body cannot be read: not JSON, not multipart, no picture in it."""
+
+    code = "bad_request_body"
+
+
+class BadOption(ServiceError):
+    """An option has a value that it cannot have."""
+
+    code = "bad_option"
+
+
+class UnknownOption(ServiceError):
+    """An option that does not exist."""
+
+    code = "unknown_option"
+
+
+class LimitExceeded(ServiceError):
+    """An option beyond a limit that the operator set."""
+
+    code = "limit_exceeded"
+
+
+class UnknownLabel(ServiceError):
+    """The model has no class of this label, or several."""
+
+    code = "unknown_label"
+    field = "target"
+
+
+class NotAcceptable(ServiceError):
+    """The client accepts nothing that can be made."""
+
+    code = "not_acceptable"
+    field = "Accept"
+
+
+class UnsupportedMediaType(ServiceError):
+    """A body of a kind that is not understood."""
+
+    code = "unsupported_media_type"
+    field = "Content-Type"
+
+
+class AdminDisabled(ServiceError):
+    """Loading and unloading by HTTP is switched off."""
+
+    code = "admin_disabled"
+
+
+class NoDefaultLayer(ServiceError):
+    """No layer of the model qualifies as the default."""
+
+    code = "no_default_layer"
+    field = "layer"
+
+
+KnownError = ServiceError | ExplainError | ModelError | ImageError | EngineError
+KNOWN_ERRORS = (ServiceError, ExplainError, ModelError, ImageError, EngineError)

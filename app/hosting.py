@@ -1,0 +1,189 @@
+"""Models in memory: each is loaded, traced, hooked and run by its one owner thread, and by nobody else."""
+
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import explainers
+from app.config import Settings
+from app.engine import Job, Owner
+from explainers import Explanation, Subject, Target
+from explainers.errors import ExplainError
+from explainers.hooks import observe
+from models import ModelSpec, Registry
+from models.layers import LayerInfo, LayerTracer
+from models.loading import LoadedModel, load
+
+
+@dataclass(frozen=True)
+class Key:
+    """What the pictures of one batch have in common; without a method only the scores are asked for."""
+
+    shape: tuple[int, ...]
+    method: str | None = None
+    layers: tuple[str, ...] = ()
+    parameters: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One picture as the model takes it, `(C, h, w)` float32, and its targets."""
+
+    inputs: NDArray[np.float32]
+    targets: tuple[Target, ...] = ()
+
+
+class Host:
+    """One model and its owner thread. `model`, `layers` and `default_layer` are there once it is ready."""
+
+    model: LoadedModel
+    layers: list[LayerInfo]
+    default_layer: str | None
+
+    def __init__(self, spec: ModelSpec, settings: Settings, *, may_download: bool) -> None:
+        self.spec = spec
+        self._settings = settings
+        self._may_download = may_download
+        self.owner: Owner[Payload, Any] = Owner(spec.name, self._prepare, capacity=settings.queue_size)
+
+    def wait_until_ready(self) -> None:
+        """Wait for the model, or raise why it could not be loaded."""
+        self.owner.wait_until_ready(timeout_s=self._settings.request_timeout_s)
+
+    def explain(
+        self, payload: Payload, *, method: str, layers: Sequence[str], parameters: Mapping[str, object]
+    ) -> Job[Payload, Explanation]:
+        """Queue one picture for explanation; raises what `Owner.submit` raises."""
+        key = Key(payload.inputs.shape, method, tuple(layers), tuple(sorted(parameters.items())))
+        return cast("Job[Payload, Explanation]", self._submit(key, payload))
+
+    def predict(self, payload: Payload) -> Job[Payload, NDArray[np.float32]]:
+        """Queue one picture for its scores `(K,)`; raises what `Owner.submit` raises."""
+        return cast("Job[Payload, NDArray[np.float32]]", self._submit(Key(payload.inputs.shape), payload))
+
+    def _submit(self, key: Key, payload: Payload) -> Job[Payload, Any]:
+        return self.owner.submit(key, payload, timeout_s=self._settings.request_timeout_s)
+
+    # From here on everything runs in the owner thread.
+
+    def _prepare(self) -> Any:
+        torch.set_num_threads(self._settings.torch_thread_count)
+        self.model = load(self.spec, device=_device(self._settings.device), allow_download=self._may_download)
+        self._subject = Subject(self.model.module, self.model.scores)
+        sample = self._sample()
+        tracer = LayerTracer()
+        with torch.inference_mode(), observe(self.model.module, tracer):
+            self.model.scores(sample)
+        self.layers = tracer.layers
+        self._by_name = {layer.name: layer for layer in self.layers}
+        self.default_layer = self.spec.layer or self._choose_layer(tracer.candidates, sample)
+        return self._run
+
+    def _sample(self) -> Tensor:
+        height, width = self.model.preprocess.input_size
+        generator = torch.Generator().manual_seed(0)
+        sample = torch.randn((1, self.model.preprocess.channels, height, width), generator=generator)
+        return self._to_device(sample)
+
+    def _choose_layer(self, candidates: Sequence[LayerInfo], sample: Tensor) -> str | None:
+        """Take the first candidate through whose grid the score's gradient flows.
+
+        Shapes do not tell: after a ViT's last attention only the class token feeds the head, and the map of the
+        patch tokens is zero everywhere.
+        """
+        for candidate in candidates:
+            (found,) = self._explain(sample, [[Target()]], "gradcam", [candidate.name], {})
+            if isinstance(found, Explanation) and np.any(found.attributions[0].raw):
+                return candidate.name
+        return None
+
+    def _run(self, key: Hashable, payloads: Sequence[Payload]) -> Sequence[Any]:
+        key = cast("Key", key)
+        inputs = self._to_device(torch.from_numpy(np.stack([payload.inputs for payload in payloads])))
+        if key.method is None:
+            return explainers.predict(self._subject, inputs)
+        targets = [payload.targets for payload in payloads]
+        return self._explain(inputs, targets, key.method, key.layers, dict(key.parameters))
+
+    def _explain(
+        self,
+        inputs: Tensor,
+        targets: Sequence[Sequence[Target]],
+        method: str,
+        layers: Sequence[str],
+        parameters: Mapping[str, object],
+    ) -> Sequence[Explanation | ExplainError]:
+        traced = self._by_name.get(layers[0]) if layers else None
+        layout = traced.layout if traced else None
+        to_grid = layout.to_grid if layout else None
+        return explainers.explain(
+            self._subject, inputs, targets, method=method, layers=layers, to_grid=to_grid, parameters=parameters
+        )
+
+    def _to_device(self, inputs: Tensor) -> Tensor:
+        return inputs.to(self.model.device, memory_format=self.model.memory_format)
+
+
+class Hosts:
+    """The hosts by model name; a bound on how many, the least recently used makes room."""
+
+    def __init__(self, registry: Registry, settings: Settings) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._hosts: dict[str, Host] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> Host:
+        """Return the host of a model, starting to load it if need be. A failed load is tried again."""
+        spec = self._registry.get(name)
+        with self._lock:
+            host = self._hosts.pop(name, None)
+            if host is None or host.owner.state in ("failed", "closed"):
+                self._make_room()
+                host = Host(spec, self._settings, may_download=name in self._settings.preloaded)
+            self._hosts[name] = host
+        return host
+
+    def ready(self, name: str) -> Host:
+        """Return the host of a model once it is loaded, or raise why it cannot be."""
+        host = self.get(name)
+        host.wait_until_ready()
+        return host
+
+    def peek(self, name: str) -> Host | None:
+        """Return the host of a model if there is one."""
+        return self._hosts.get(name)
+
+    def unload(self, name: str) -> bool:
+        """Let a model finish its queue and go; say whether it was there."""
+        with self._lock:
+            host = self._hosts.pop(name, None)
+        if host is not None:
+            host.owner.stop_accepting()
+        return host is not None
+
+    def close(self) -> None:
+        """Take no more work, and wait for what was accepted."""
+        with self._lock:
+            hosts, self._hosts = list(self._hosts.values()), {}
+        for host in hosts:
+            host.owner.stop_accepting()
+        for host in hosts:
+            host.owner.close(grace_s=self._settings.graceful_timeout_s)
+
+    def _make_room(self) -> None:
+        while len(self._hosts) >= self._settings.max_loaded_models:
+            oldest = next(iter(self._hosts))
+            self._hosts.pop(oldest).owner.stop_accepting()
+
+
+def _device(setting: str) -> str:
+    if setting != "auto":
+        return setting
+    return "cuda" if torch.cuda.is_available() else "cpu"

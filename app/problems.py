@@ -1,0 +1,136 @@
+"""Errors as RFC 9457 problem details: one table from error to status, and the handlers that use it."""
+
+import logging
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from flask import Flask, Response, current_app, g, json
+from pydantic import ValidationError
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from app import errors as service_errors
+from app.api.requests import bad_option
+from app.engine import errors as engine_errors
+from app.errors import KNOWN_ERRORS, KnownError
+from app.imaging import errors as image_errors
+from explainers import errors as explain_errors
+from models import errors as model_errors
+
+STATUS: dict[type[Exception], HTTPStatus] = {
+    service_errors.ServiceError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    service_errors.BadRequestBody: HTTPStatus.BAD_REQUEST,
+    service_errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
+    service_errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    service_errors.AdminDisabled: HTTPStatus.FORBIDDEN,
+    explain_errors.ExplainError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    explain_errors.NonFiniteScores: HTTPStatus.INTERNAL_SERVER_ERROR,
+    explain_errors.NonFiniteMap: HTTPStatus.INTERNAL_SERVER_ERROR,
+    model_errors.ModelError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    model_errors.UnknownModel: HTTPStatus.NOT_FOUND,
+    model_errors.WeightsUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    image_errors.ImageError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    image_errors.TooManyBytes: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    image_errors.TooManyPixels: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    image_errors.SideTooLong: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    image_errors.UnknownFormat: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    engine_errors.QueueFull: HTTPStatus.SERVICE_UNAVAILABLE,
+    engine_errors.ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
+    engine_errors.DeadlineExceeded: HTTPStatus.GATEWAY_TIMEOUT,
+}
+"""The status of each class of errors; a class that is not named has its base's."""
+
+_log = logging.getLogger(__name__)
+
+
+def register(app: Flask) -> None:
+    """Answer every error of `app` as a problem."""
+    for known in KNOWN_ERRORS:
+        app.register_error_handler(known, _known)
+    app.register_error_handler(HTTPException, _http)
+    app.register_error_handler(Exception, _unknown)
+
+
+def problem(status: HTTPStatus, code: str, detail: str, **extra: object) -> Response:
+    """Return a problem as a response."""
+    members = {
+        "type": f"/docs/errors#{code}",
+        "title": status.phrase,
+        "status": status.value,
+        "detail": detail,
+        "code": code,
+        "request_id": g.request_id,
+        **{name: value for name, value in extra.items() if value is not None},
+    }
+    response = Response(json.dumps(members), status, content_type="application/problem+json")
+    if "retry_after_s" in extra:
+        response.headers["Retry-After"] = str(extra["retry_after_s"])
+    return response
+
+
+def status_of(error: type[Exception]) -> HTTPStatus:
+    """Return the status of a class of known errors."""
+    return next(STATUS[base] for base in error.__mro__ if base in STATUS)
+
+
+def from_validation(error: ValidationError) -> Response:
+    """Answer what flask-openapi3 found wrong in a path or a query."""
+    return _known(bad_option(error))
+
+
+@dataclass(frozen=True)
+class DocumentedError:
+    """A row of the page that explains the errors."""
+
+    code: str
+    status: int
+    meaning: str
+
+
+def documented_errors() -> list[DocumentedError]:
+    """Return every error that can be answered, by code; the text is the class's docstring."""
+    found = [
+        DocumentedError(error.code, status_of(error).value, (error.__doc__ or "").strip().partition("\n")[0])
+        for base in KNOWN_ERRORS
+        for error in _leaves(base)
+    ]
+    return sorted([*found, *_OURS], key=lambda error: error.code)
+
+
+_OURS = [
+    DocumentedError("body_too_large", 413, "The request body is larger than HEATLENS_MAX_BODY_BYTES."),
+    DocumentedError("internal_error", 500, "Something unexpected; the server's log has the request_id."),
+    DocumentedError("not_found", 404, "There is no such route."),
+    DocumentedError("method_not_allowed", 405, "The route exists, but not with this HTTP method."),
+]
+
+
+def _leaves(error: type[KnownError]) -> list[type[KnownError]]:
+    children = [leaf for child in error.__subclasses__() for leaf in _leaves(child)]
+    return children or [error]
+
+
+def _known(error: KnownError) -> Response:
+    status = status_of(type(error))
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.warning("%s: %s", error.code, error)
+    extra = {"field": error.field, **error.extra}
+    return problem(status, error.code, str(error), **extra)
+
+
+def _http(error: HTTPException) -> Response:
+    """Answer what Flask and Werkzeug refuse by themselves: unknown routes, wrong methods, bodies too large."""
+    if isinstance(error, RequestEntityTooLarge):
+        limit = current_app.config["MAX_CONTENT_LENGTH"]
+        msg = f"The request body is larger than {limit} bytes (HEATLENS_MAX_BODY_BYTES)."
+        return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", msg, limit=limit)
+    status = HTTPStatus(error.code or 500)
+    response = problem(status, status.name.lower(), error.description or status.description)
+    if allow := dict(error.get_headers()).get("Allow"):
+        response.headers["Allow"] = allow
+    return response
+
+
+def _unknown(error: Exception) -> Response:
+    _log.error("unexpected error, request %s", g.request_id, exc_info=error)
+    msg = "Something unexpected went wrong; the server's log has the request_id."
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", msg)

@@ -1,0 +1,233 @@
+"""The JSON answers."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Answer(BaseModel):
+    """Base of the answers: closed, and never NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings", allow_inf_nan=False)
+
+
+class ModelRef(Answer):
+    """Which model answered."""
+
+    name: str
+    weights_sha256: str | None = Field(description="Hash of the weights file; null where the weights are random.")
+    weights: Literal["loaded", "random"] = Field(description="random: made up for trying an architecture, not trained.")
+
+
+class MethodRef(Answer):
+    """Which method answered, with all its parameters."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
+class Seen(Answer):
+    """The part of the picture that the model looked at, in the picture's pixels (edges, may be fractional)."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+class ImageInfo(Answer):
+    """The picture as displayed: after EXIF orientation, before any scaling."""
+
+    width: int
+    height: int
+    seen: Seen
+
+
+class Prediction(Answer):
+    """A class and its probability."""
+
+    index: int
+    label: str
+    probability: float
+
+
+class ClassScore(Answer):
+    """A class and its score before softmax."""
+
+    index: int
+    label: str
+    score: float
+    probability: float
+
+
+class MapInfo(Answer):
+    """The raw signed map in numbers, and how it became the display map."""
+
+    min: float
+    max: float
+    mean: float
+    width: int = Field(description="Columns of the raw map, before it was laid over the picture.")
+    height: int = Field(description="Rows of the raw map, before it was laid over the picture.")
+    no_positive_evidence: bool = Field(description="Nothing in the map speaks for the target; the overlay is empty.")
+    normalisation: str = Field(description="How the raw map became the display map in [0, 1].")
+
+
+class PictureAnswer(Answer):
+    """A drawn picture."""
+
+    media_type: str
+    width: int
+    height: int
+    base64: str
+
+
+class ExplanationAnswer(Answer):
+    """One map."""
+
+    target: ClassScore
+    versus: ClassScore | None
+    map: MapInfo
+    picture: PictureAnswer
+
+
+class Timings(Answer):
+    """Where the time went, in seconds. `decode` includes preprocessing; `queue` includes loading the model."""
+
+    decode: float
+    queue: float
+    model: float
+    render: float
+
+
+class ExplainAnswer(Answer):
+    """Answer of `POST /v1/explain` with `format=json`."""
+
+    request_id: str
+    model: ModelRef
+    method: MethodRef
+    layers: list[str]
+    image: ImageInfo
+    predictions: list[Prediction]
+    explanations: list[ExplanationAnswer]
+    timings_s: Timings
+
+
+class PredictAnswer(Answer):
+    """Answer of `POST /v1/predict`."""
+
+    request_id: str
+    model: ModelRef
+    image: ImageInfo
+    predictions: list[ClassScore]
+    timings_s: Timings
+
+
+class ModelSummary(Answer):
+    """A model that the server knows."""
+
+    name: str
+    default: bool
+    state: Literal["not_loaded", "loading", "ready", "failed", "closed"]
+    weights: Literal["present", "missing", "random"] = Field(
+        description="missing: the operator has not fetched them; a request for this model is refused."
+    )
+    description: str
+    licence: str | None
+
+
+class ModelList(Answer):
+    """Answer of `GET /v1/models`."""
+
+    models: list[ModelSummary]
+
+
+class ModelDetail(ModelSummary):
+    """Answer of `GET /v1/models/{model}`; what is known only after loading is null before."""
+
+    architecture: str
+    head: str
+    input_size: list[int] | None = Field(description="Height and width of the model's input, in pixels.")
+    classes: int | None
+    default_layer: str | None
+    weights_sha256: str | None
+    device: str | None
+
+
+class LayerRow(Answer):
+    """A layer that ran, in order of completion."""
+
+    name: str
+    type: str
+    shape: list[int] | None = Field(description="Shape of its output for one picture; null if it is not a tensor.")
+    calls: int
+    spatial: bool = Field(description="Whether it can be a target layer of the CAM family.")
+
+
+class LayerList(Answer):
+    """Answer of `GET /v1/models/{model}/layers`."""
+
+    model: str
+    default: str | None
+    layers: list[LayerRow]
+
+
+class Label(Answer):
+    """A class of a model."""
+
+    index: int
+    label: str
+
+
+class LabelList(Answer):
+    """Answer of `GET /v1/models/{model}/labels`."""
+
+    model: str
+    total: int = Field(description="Labels that match, of which the first `limit` are listed.")
+    labels: list[Label]
+
+
+class MethodInfo(Answer):
+    """An explanation method."""
+
+    name: str
+    family: str
+    summary: str
+    weakness: str
+    paper: str
+    cost: str
+    needs_layer: bool
+    parameters: dict[str, Any] = Field(description="JSON Schema of the method's own parameters.")
+
+
+class MethodList(Answer):
+    """Answer of `GET /v1/methods`."""
+
+    methods: list[MethodInfo]
+
+
+class Health(Answer):
+    """Answer of `GET /healthz` and `GET /readyz`."""
+
+    status: Literal["ok", "ready", "not_ready"]
+    models: dict[str, str] = Field({}, description="State of each model that is loaded at start.")
+
+
+class FieldError(Answer):
+    """One option at fault."""
+
+    field: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem details; `code` is stable, and further members say more (`limit`, `choices`, ...)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str = Field(description="Address of this error's description.")
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str
+    field: str | None = Field(None, description="The option at fault.")

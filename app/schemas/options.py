@@ -1,0 +1,69 @@
+"""The options of a request, whichever way they travel: query, form fields, JSON, command line."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, field_validator
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+ClassName = StrictInt | Name
+"""A class index, a label, or for targets `predicted` and `top<n>`."""
+
+_INDEX = re.compile(r"-?[0-9]{1,9}")
+
+View = Literal["overlay", "heatmap", "side_by_side", "layer"]
+Format = Literal["jpeg", "png", "webp", "npy", "npz", "json"]
+Colormap = Literal["inferno", "magma", "plasma", "viridis", "cividis", "turbo"]
+
+
+class PredictOptions(BaseModel):
+    """Options of `POST /v1/predict`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Name | None = Field(None, description="Model name, see `/v1/models`; absent: the server's default model.")
+    top: int = Field(5, ge=1, le=1000, description="How many classes to list, most probable first.")
+
+
+class ExplainOptions(BaseModel):
+    """Options of `POST /v1/explain`. A method's own parameters are given beside them, see `/v1/methods`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Name | None = Field(None, description="Model name, see `/v1/models`; absent: the server's default model.")
+    method: Name = Field("gradcam", description="Method name, see `/v1/methods`.")
+    target: list[ClassName] = Field(
+        ["predicted"],
+        min_length=1,
+        description="What to explain, repeatable: a class index, a label, `predicted`, or `top<n>` (the n best).",
+    )
+    versus: ClassName | None = Field(
+        None,
+        description="Why this and not that: explain the target's score minus the score of this class "
+        "(index, label or `predicted`).",
+    )
+    layer: list[Name] = Field(
+        [], max_length=8, description="Target layer, see `/v1/models/{model}/layers`; absent: the model's default."
+    )
+    view: View = Field(
+        "overlay",
+        description="overlay: heat over the picture; heatmap: the heat alone; side_by_side: picture and overlay; "
+        "layer: the heat on a transparent ground, for clients with their own opacity control (PNG or WebP).",
+    )
+    colormap: Colormap = Field("inferno", description="Colours of the heat, perceptually ordered.")
+    alpha: float = Field(0.7, ge=0, le=1, allow_inf_nan=False, description="Opacity of the heat where it is strongest.")
+    legend: bool = Field(False, description="Whether to draw a legend below the picture.")
+    max_side: int = Field(
+        1024, ge=16, description="Longest side of the answer, in pixels; pictures are never enlarged."
+    )
+    format: Format | None = Field(
+        None, description="Format of the answer; absent: decided by the `Accept` header, else JPEG."
+    )
+
+    @field_validator("target", "versus", mode="before")
+    @classmethod
+    def _indices(cls, value: Any) -> Any:
+        """Queries and forms hold text: a number there is a class index."""
+        if isinstance(value, list):
+            return [cls._indices(item) for item in value]
+        return int(value) if isinstance(value, str) and _INDEX.fullmatch(value) else value

@@ -1,0 +1,216 @@
+"""The use case: a picture comes in, and why the model decided so goes out.
+
+The straight walk of a request: find model and method, decode and preprocess (bad input stops here), queue for the
+model's owner thread, lay the map back on the picture. Drawing and encoding the result is `app.drawing`'s.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+import explainers
+from app.catalogue import Catalogue
+from app.config import Settings
+from app.errors import LimitExceeded, NoDefaultLayer, UnknownLabel
+from app.hosting import Host, Hosts, Payload
+from app.imaging.decode import Picture, decode
+from app.imaging.display import DisplayMap, display
+from app.imaging.encode import fit
+from app.imaging.limits import Limits
+from app.imaging.placement import Placed, place
+from app.schemas.options import ClassName, ExplainOptions, PredictOptions
+from explainers import Attribution, Method, Rank, Target
+from explainers.errors import close_matches
+from models import Registry
+from models.loading import LoadedModel
+from models.preprocess import Geometry
+
+_DECODED_PX = 1024
+"""A large JPEG is decoded reduced, but never below this and twice what the model sees: the input then differs by less
+than half a grey level on average, and every route gives the same scores up to this `max_side`."""
+
+_TOP = re.compile(r"top(\d{1,4})")
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time went, in seconds; `queue` includes loading the model."""
+
+    decode: float
+    queue: float
+    model: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A picture, what the model was shown of it, and what it answered."""
+
+    model: LoadedModel
+    picture: Picture
+    geometry: Geometry
+    scores: NDArray[np.float32]
+    timings: Timings
+
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        """The scores as probabilities, `(K,)`."""
+        return self.model.probabilities(self.scores)
+
+    def most_probable(self, count: int) -> list[int]:
+        """The `count` best classes, best first."""
+        return [int(index) for index in np.argsort(-self.scores, kind="stable")[:count]]
+
+
+@dataclass(frozen=True)
+class Map:
+    """One attribution laid over the displayed picture."""
+
+    attribution: Attribution
+    placed: Placed
+    display: DisplayMap
+
+
+@dataclass(frozen=True)
+class Explained(Seen):
+    """What the model answered, and why."""
+
+    method: Method
+    parameters: Mapping[str, object]
+    layers: list[str]
+    maps: list[Map]
+
+
+class Service:
+    """Joins models, explainers, the engine and imaging; one per process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.registry = Registry(settings.models_dir)
+        self.hosts = Hosts(self.registry, settings)
+        self.catalogue = Catalogue(settings, self.registry, self.hosts)
+        self._limits = Limits(
+            max_bytes=settings.max_body_bytes,
+            max_pixels=settings.max_image_pixels,
+            max_side_px=settings.max_image_side_px,
+        )
+
+    def start(self) -> None:
+        """Load the models that are to be there from the start; raise why one cannot be."""
+        for name in self.settings.preloaded:
+            self.hosts.get(name)
+        for name in self.settings.preloaded:
+            self.hosts.ready(name)
+
+    def close(self) -> None:
+        """Finish what was accepted, and take no more."""
+        self.hosts.close()
+
+    def explain(self, data: bytes, options: ExplainOptions, parameters: Mapping[str, object]) -> Explained:
+        """Explain one picture. `parameters` are the method's own."""
+        method = explainers.get(options.method)
+        checked = explainers.check_parameters(method, parameters).model_dump()
+        self._check_limits(options)
+        host, waited_s = self._ready_host(options.model)
+        targets = self._targets(options, host.model)
+        layers = self._layers(options, method, host)
+        started = time.perf_counter()
+        picture, inputs, geometry = self._look(data, host, options.max_side)
+        decode_s = time.perf_counter() - started
+        job = host.explain(Payload(inputs, targets), method=method.name, layers=layers, parameters=checked)
+        answer = job.result()
+        size = fit(picture.width, picture.height, options.max_side)
+        maps = [_lay(attribution, geometry, size, method) for attribution in answer.attributions]
+        return Explained(
+            model=host.model,
+            picture=picture,
+            geometry=geometry,
+            scores=answer.scores,
+            timings=Timings(decode_s, waited_s + job.queue_s, job.run_s),
+            method=method,
+            parameters=checked,
+            layers=layers,
+            maps=maps,
+        )
+
+    def predict(self, data: bytes, options: PredictOptions) -> Seen:
+        """Classify one picture."""
+        host, waited_s = self._ready_host(options.model)
+        started = time.perf_counter()
+        picture, inputs, geometry = self._look(data, host, max_side=_DECODED_PX)
+        decode_s = time.perf_counter() - started
+        job = host.predict(Payload(inputs))
+        scores = job.result()
+        return Seen(host.model, picture, geometry, scores, Timings(decode_s, waited_s + job.queue_s, job.run_s))
+
+    def _ready_host(self, model: str | None) -> tuple[Host, float]:
+        started = time.perf_counter()
+        host = self.hosts.ready(model or self.settings.default_model)
+        return host, time.perf_counter() - started
+
+    def _look(self, data: bytes, host: Host, max_side: int) -> tuple[Picture, NDArray[np.float32], Geometry]:
+        """Decode no larger than model and answer need, and turn the picture into the model's input."""
+        preprocess = host.model.preprocess
+        enough_px = max(max_side, _DECODED_PX, 2 * preprocess.enough_px)
+        picture = decode(data, self._limits, enough_px=enough_px)
+        inputs, geometry = preprocess(picture.pixels, (picture.width, picture.height))
+        return picture, inputs, geometry
+
+    def _check_limits(self, options: ExplainOptions) -> None:
+        limit = self.settings.max_output_side_px
+        if options.max_side > limit:
+            msg = f"max_side is {options.max_side}, the limit is {limit} (HEATLENS_MAX_OUTPUT_SIDE_PX)."
+            raise LimitExceeded(msg, field="max_side", limit=limit)
+
+    def _targets(self, options: ExplainOptions, model: LoadedModel) -> tuple[Target, ...]:
+        versus = None if options.versus is None else _class(options.versus, model, "versus")
+        chosen = [of for name in options.target for of in _classes(name, model)]
+        limit = self.settings.max_targets
+        if len(chosen) > limit:
+            msg = f"{len(chosen)} targets were asked for, the limit is {limit} (HEATLENS_MAX_TARGETS)."
+            raise LimitExceeded(msg, field="target", limit=limit)
+        return tuple(Target(of, versus) for of in chosen)
+
+    def _layers(self, options: ExplainOptions, method: Method, host: Host) -> list[str]:
+        if options.layer or not method.layers:
+            return list(options.layer)
+        if host.default_layer is None:
+            msg = (
+                f"No layer of {host.spec.name!r} was found to have spatial axes that the score depends on; name one "
+                "with the option layer."
+            )
+            raise NoDefaultLayer(msg)
+        return [host.default_layer]
+
+
+def _lay(attribution: Attribution, geometry: Geometry, size: tuple[int, int], method: Method) -> Map:
+    placed = place(attribution.raw, geometry, size)
+    return Map(attribution, placed, display(placed, attribution.raw, method.display_percentile))
+
+
+def _classes(name: ClassName, model: LoadedModel) -> list[int | Rank]:
+    """Resolve one `target`: an index, a label, `predicted`, or `top<n>` (as many as the model has)."""
+    if isinstance(name, str) and (top := _TOP.fullmatch(name)) and int(top[1]) > 0:
+        return [Rank(place) for place in range(min(int(top[1]), len(model.labels)))]
+    return [_class(name, model, "target")]
+
+
+def _class(name: ClassName, model: LoadedModel, field: str) -> int | Rank:
+    if isinstance(name, int):
+        return name
+    if name == "predicted":
+        return Rank(0)
+    found = [index for index, label in enumerate(model.labels) if label == name]
+    found = found or [index for index, label in enumerate(model.labels) if label.casefold() == name.casefold()]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        msg = f"{field}: {len(found)} classes are called {name!r}; give the index, one of {', '.join(map(str, found))}."
+        raise UnknownLabel(msg, field=field, choices=found)
+    close = close_matches(name, model.labels)
+    hint = f"did you mean {', '.join(map(repr, close))}?" if close else "see /v1/models/{model}/labels."
+    msg = f"{field}: the model has no class {name!r}; {hint}"
+    raise UnknownLabel(msg, field=field, close_matches=close)

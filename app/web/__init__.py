@@ -1,0 +1,1 @@
+"""The page, the documentation, and their static files."""

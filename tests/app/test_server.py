@@ -1,0 +1,140 @@
+"""A real server process: what it prints, that the printed line works, and how it stops."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.conftest import Server, start_server, stop_server
+
+pytestmark = pytest.mark.server
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_the_printed_curl_line_works_as_pasted(server: Server, tmp_path: Path) -> None:
+    (line,) = re.findall(r"curl .*", server.greeting)
+    words = shlex.split(line)
+    out = tmp_path / words[words.index("-o") + 1]
+    subprocess.run(["bash", "-c", line.replace("-o heat.jpg", f"-o {out}")], check=True, cwd=REPOSITORY)
+    with Image.open(out) as picture:
+        assert (picture.format, picture.size) == ("JPEG", (451, 300))
+
+
+def test_it_is_ready_when_it_says_so(server: Server) -> None:
+    assert httpx.get(f"{server.url}/readyz").json() == {"status": "ready", "models": {"efficientnet_lite0": "ready"}}
+
+
+def test_one_owner_thread_serves_many_clients_and_mixes_nothing(server: Server, cat: bytes) -> None:
+    """Each of many clients at once gets the map of the class it asked for."""
+    wanted = [281, 282, 285, 287] * 4
+    alone = {index: _map(server, cat, index) for index in set(wanted)}
+    got: list[tuple[int, bytes]] = []
+    threads = [
+        threading.Thread(target=lambda index=index: got.append((index, _map(server, cat, index)))) for index in wanted
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(index for index, _ in got) == sorted(wanted)
+    assert all(alone[index] == content for index, content in got)
+    assert len(set(alone.values())) == len(alone)
+
+
+def _map(server: Server, cat: bytes, target: int) -> bytes:
+    response = httpx.post(f"{server.url}/v1/explain?target={target}&format=npy", content=cat, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.content
+
+
+def test_a_body_in_chunks_beyond_the_limit_is_refused(server: Server) -> None:
+    def chunks() -> object:
+        for _ in range(21):
+            yield bytes(2**20)
+
+    response = httpx.post(f"{server.url}/v1/explain", content=chunks(), timeout=60)
+    assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
+
+
+def test_sigterm_finishes_what_is_in_flight_and_stops_cleanly(cat: bytes) -> None:
+    running = start_server(workers="1", torch_threads="1", log_level="warning")
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(
+            httpx.post(
+                f"{running.url}/v1/explain?method=saliency&target=top10&format=npz", content=cat, timeout=60
+            ).status_code
+        )
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while httpx.get(f"{running.url}/healthz").status_code != 200:
+        pass
+    said = stop_server(running)
+    for thread in threads:
+        thread.join()
+    assert running.process.returncode == 0
+    assert answers == [200] * 4
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("HEATLENS_PROT", "1", "HEATLENS_PROT is not a setting; did you mean HEATLENS_PORT?"),
+        ("HEATLENS_DEVICE", "tpu", "HEATLENS_DEVICE='tpu'"),
+    ],
+)
+def test_a_wrong_setting_stops_the_start_and_is_named(variable: str, value: str, words: str) -> None:
+    done = _heatlens({variable: value})
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_default_model_that_cannot_load_stops_the_start_and_says_what_to_do(tmp_path: Path) -> None:
+    done = _heatlens({"HEATLENS_DEFAULT_MODEL": "missing", "HEATLENS_WORKERS": "1"})
+    assert done.returncode != 0
+    assert "There is no model 'missing'" in done.stderr
+    (tmp_path / "mine.toml").write_text('arch = "timm:resnet18"\nweights = "gone.safetensors"\n')
+    done = _heatlens({"HEATLENS_DEFAULT_MODEL": "mine", "HEATLENS_MODELS_DIR": str(tmp_path), "HEATLENS_WORKERS": "1"})
+    assert done.returncode != 0
+    assert "gone.safetensors" in done.stderr
+
+
+def _heatlens(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("HEATLENS_")}
+    return subprocess.run(
+        [sys.executable, "-m", "app", "serve", "--port", "0"],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_preload_is_refused_with_the_reason() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gunicorn", "--preload", "-c", "python:app.gunicorn_conf", "app.wsgi:application()"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "cannot run with --preload" in done.stderr
+
+
+def test_the_master_imports_no_torch() -> None:
+    code = "import sys, app.cli, app.gunicorn_conf; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

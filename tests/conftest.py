@@ -1,0 +1,86 @@
+"""Fixtures that need the whole service."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+from app import create_app
+from app.config import Settings
+from tests import zoo
+from tests.support import PICTURES
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running `heatlens serve`."""
+
+    url: str
+    greeting: str
+    process: subprocess.Popen[str]
+
+
+def start_server(**settings: str) -> Server:
+    """Start a real server on a free port and wait until it says that it is ready."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEATLENS_")}
+    environment |= {f"HEATLENS_{name.upper()}": value for name, value in settings.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "serve", "--port", "0"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if found := re.search(r"curl -T .* (http://\S+)/v1/explain", line):
+            return Server(found[1], "".join(lines), process)
+    msg = f"the server stopped with {process.wait()}:\n{''.join(lines)}"
+    raise RuntimeError(msg)
+
+
+def stop_server(server: Server) -> str:
+    """Stop a server as an operator does, and return what it still had to say."""
+    server.process.terminate()
+    rest, _ = server.process.communicate(timeout=60)
+    return rest
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A real server process with the embedded model, one worker."""
+    running = start_server(workers="1", torch_threads="1", log_level="warning")
+    yield running
+    stop_server(running)
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models folder with the small networks of `tests.zoo`."""
+    folder = tmp_path_factory.mktemp("models")
+    zoo.write_model_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def client(models_dir: Path) -> Iterator[FlaskClient]:
+    """A client of the app in this process, with the embedded model and the zoo."""
+    app = create_app(Settings(models_dir=models_dir, torch_threads=1, max_body_bytes=4 * 2**20))
+    service = app.extensions["heatlens"]
+    service.start()
+    yield app.test_client()
+    service.close()
+
+
+@pytest.fixture(scope="session")
+def cat() -> bytes:
+    """scikit-image's cat Chelsea, 451 x 300, PNG."""
+    return (PICTURES / "chelsea.png").read_bytes()

@@ -1,0 +1,81 @@
+"""Small networks with one property each, and the model files that name them."""
+
+import threading
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+may_answer = threading.Event()
+"""Set to let `Slow` answer."""
+may_answer.set()
+slow_is_running = threading.Event()
+"""Set by `Slow` when it has begun."""
+
+
+class Small(nn.Module):
+    """Two convolutions, mean, linear head; 32 x 32 input."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1, stride=2)
+        self.second = nn.Conv2d(6, 8, 3, padding=1, stride=2)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x).relu()).relu()
+        return self.head(x.mean((2, 3)))
+
+
+class NanOnWhite(Small):
+    """Answers NaN for bright pictures only, so that it passes the check at loading."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = (x.amin((1, 2, 3), keepdim=True) > 0.9)[:, :, 0, 0]
+        return torch.where(bright, torch.nan, super().forward(x))
+
+
+class Slow(Small):
+    """Waits for the test."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        slow_is_running.set()
+        may_answer.wait()
+        return super().forward(x)
+
+
+class NegativeOnly(nn.Module):
+    """One channel that is positive everywhere and speaks against class 0: Grad-CAM finds no positive evidence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 1, 1)
+        nn.init.constant_(self.features.weight, 0.1)
+        nn.init.constant_(self.features.bias, 5.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        evidence = self.features(x).mean((2, 3))
+        return torch.cat([-evidence, -2 * evidence], dim=1)
+
+
+class OneLogit(Small):
+    """A binary head."""
+
+    def __init__(self) -> None:
+        super().__init__(classes=1)
+
+
+_FILES = {
+    "small": 'arch = "python:tests.zoo:Small"\nlabels = ["ant", "bee", "Bee", "cat"]',
+    "nan": 'arch = "python:tests.zoo:NanOnWhite"',
+    "slow": 'arch = "python:tests.zoo:Slow"',
+    "negative": 'arch = "python:tests.zoo:NegativeOnly"',
+    "binary": 'arch = "python:tests.zoo:OneLogit"\nhead = "binary"\nlabels = ["healthy", "ill"]',
+}
+
+
+def write_model_files(folder: Path) -> None:
+    """Write one TOML file per network."""
+    for name, text in _FILES.items():
+        preprocess = "[preprocess]\ninput_size = 32\nmean = [0.0, 0.0, 0.0]\nstd = [1.0, 1.0, 1.0]\n"
+        (folder / f"{name}.toml").write_text(f'{text}\nweights = "random"\n{preprocess}')
