@@ -220,7 +220,7 @@ def _explain_one(service: "Service", image: Path, out: Path | None, options: dic
     result = (out or image.parent) / f"{image.stem}.heat.{extension}"
     result.parent.mkdir(parents=True, exist_ok=True)
     result.write_bytes(body.content)
-    score = explained.maps[0].attribution.score
+    score = explained.attributions[0].score
     return {
         "image": str(image),
         "result": str(result),
@@ -252,10 +252,14 @@ def _parameters(pairs: list[str]) -> dict[str, str]:
 def _service(*, download: str | None = None) -> "Service":
     """Return a service in this process, with all cores; the operator's own wish may download weights."""
     from app.service import Service
+    from models import ModelError
 
     settings = load_settings(workers=1)
     wanted = (*settings.models, download) if download else settings.models
-    return Service(settings.model_copy(update={"models": wanted}))
+    try:
+        return Service(settings.model_copy(update={"models": wanted}))
+    except ModelError as error:  # a file in the models folder
+        _fail(str(error), code=1)
 
 
 def _loaded(name: str) -> "Service":

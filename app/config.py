@@ -42,7 +42,7 @@ class Settings(BaseSettings):
     )
     models_dir: Path | None = Field(None, description="Folder of the operator's models, one TOML file each.")
     max_loaded_models: int = Field(
-        8, ge=1, description="Models held in memory by a worker; the one unused for longest makes room."
+        4, ge=1, description="Models in memory beside those of the start; the one unused for longest makes room."
     )
     max_body_bytes: int = Field(20 * 2**20, ge=1024, description="Size of a request body, in bytes.")
     max_image_pixels: int = Field(100_000_000, ge=1, description="Width times height of a picture.")

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from app.errors import BadOption
 from app.imaging import encode, render
+from app.imaging.display import DisplayMap, display
+from app.imaging.placement import Placed, place
 from app.schemas.answers import (
     ClassScore,
     ExplainAnswer,
@@ -26,7 +28,8 @@ from app.schemas.answers import (
 from app.schemas.answers import Seen as SeenBox
 from app.schemas.answers import Timings as TimingsAnswer
 from app.schemas.options import ExplainOptions, Format, PredictOptions
-from app.service import Explained, Map, Seen
+from app.service import Explained, Seen
+from explainers import Attribution
 
 MEDIA_TYPES: dict[Format, str] = {
     "jpeg": "image/jpeg",
@@ -39,6 +42,15 @@ MEDIA_TYPES: dict[Format, str] = {
 """What can be made, the default first."""
 
 _PREDICTIONS = 5
+
+
+@dataclass(frozen=True)
+class Map:
+    """One attribution laid over the displayed picture."""
+
+    attribution: Attribution
+    placed: Placed
+    display: DisplayMap
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class Drawing:
     @cached_property
     def headers(self) -> dict[str, str]:
         """The facts of the (first) explanation, as HTTP headers."""
-        explained, score = self._explained, self._explained.maps[0].attribution.score
+        explained, score = self._explained, self._explained.attributions[0].score
         return {
             "X-HeatLens-Model": explained.model.spec.name,
             "X-HeatLens-Method": explained.method.name,
@@ -79,17 +91,18 @@ class Drawing:
     def _binary(self, format_: Format) -> bytes:
         if format_ == "npz":
             return encode.npz(self._arrays())
-        if len(self._explained.maps) > 1:
-            msg = f"{len(self._explained.maps)} targets do not fit into one {format_}; ask for format json or npz."
+        count = len(self._explained.attributions)
+        if count > 1:
+            msg = f"{count} targets do not fit into one {format_}; ask for format json or npz."
             raise BadOption(msg, field="format", choices=["json", "npz"])
-        (map_,) = self._explained.maps
+        (map_,) = self._maps
         if format_ == "npy":
             return encode.npy(map_.placed.values)
         return self._picture(map_, format_)[0]
 
     def _arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return what `npz` holds; the first axis of `maps` and of what describes them is the target."""
-        maps = self._explained.maps
+        maps = self._maps
         scores = [map_.attribution.score for map_ in maps]
         return {
             "maps": np.stack([map_.placed.values for map_ in maps]),
@@ -102,9 +115,6 @@ class Drawing:
 
     def _picture(self, map_: Map, format_: str) -> tuple[bytes, tuple[int, int]]:
         options = self._options
-        if options.view == "layer" and format_ == "jpeg":
-            msg = "JPEG has no transparency, which view=layer needs; ask for format png or webp."
-            raise BadOption(msg, field="format", choices=["png", "webp"])
         pixels = render.render(
             self._pixels,
             map_.display,
@@ -117,14 +127,28 @@ class Drawing:
         return encode.encode(pixels, format_), (pixels.shape[1], pixels.shape[0])
 
     @cached_property
+    def _size(self) -> tuple[int, int]:
+        """Width and height of the answer, in pixels."""
+        picture = self._explained.picture
+        return encode.fit(picture.width, picture.height, self._options.max_side)
+
+    @cached_property
     def _pixels(self) -> NDArray[np.uint8]:
         """The displayed picture at the size of the answer."""
-        picture = self._explained.picture
-        return encode.resize(picture.pixels, encode.fit(picture.width, picture.height, self._options.max_side))
+        return encode.resize(self._explained.picture.pixels, self._size)
+
+    @cached_property
+    def _maps(self) -> list[Map]:
+        """The attributions laid over the picture, at the size of the answer."""
+        return [self._lay(attribution) for attribution in self._explained.attributions]
+
+    def _lay(self, attribution: Attribution) -> Map:
+        placed = place(attribution.raw, self._explained.geometry, self._size)
+        return Map(attribution, placed, display(placed, attribution.raw, self._explained.method.display_percentile))
 
     def _json(self, request_id: str, started: float) -> bytes:
         explained = self._explained
-        explanations = [self._explanation(map_) for map_ in explained.maps]
+        explanations = [self._explanation(map_) for map_ in self._maps]
         answer = ExplainAnswer(
             request_id=request_id,
             model=_model(explained),

@@ -18,7 +18,7 @@ from explainers.errors import ExplainError
 from explainers.hooks import observe
 from models import ModelSpec, Registry
 from models.layers import LayerInfo, LayerTracer
-from models.loading import LoadedModel, load
+from models.loading import LoadedModel, load, require_weights
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,22 @@ class Host:
         self.owner.wait_until_ready(timeout_s=self._settings.request_timeout_s)
 
     def explain(
-        self, payload: Payload, *, method: str, layers: Sequence[str], parameters: Mapping[str, object]
+        self,
+        payload: Payload,
+        *,
+        method: str,
+        layers: Sequence[str],
+        parameters: Mapping[str, object],
+        timeout_s: float,
     ) -> Job[Payload, Explanation]:
         """Queue one picture for explanation; raises what `Owner.submit` raises."""
         key = Key(payload.inputs.shape, method, tuple(layers), tuple(sorted(parameters.items())))
-        return cast("Job[Payload, Explanation]", self._submit(key, payload))
+        return cast("Job[Payload, Explanation]", self.owner.submit(key, payload, timeout_s=timeout_s))
 
-    def predict(self, payload: Payload) -> Job[Payload, NDArray[np.float32]]:
+    def predict(self, payload: Payload, *, timeout_s: float) -> Job[Payload, NDArray[np.float32]]:
         """Queue one picture for its scores `(K,)`; raises what `Owner.submit` raises."""
-        return cast("Job[Payload, NDArray[np.float32]]", self._submit(Key(payload.inputs.shape), payload))
-
-    def _submit(self, key: Key, payload: Payload) -> Job[Payload, Any]:
-        return self.owner.submit(key, payload, timeout_s=self._settings.request_timeout_s)
+        key = Key(payload.inputs.shape)
+        return cast("Job[Payload, NDArray[np.float32]]", self.owner.submit(key, payload, timeout_s=timeout_s))
 
     # From here on everything runs in the owner thread.
 
@@ -131,7 +135,10 @@ class Host:
 
 
 class Hosts:
-    """The hosts by model name; a bound on how many, the least recently used makes room."""
+    """The hosts by model name, the least recently used first.
+
+    The models of the start stay; of the others the least recently used makes room for a new one.
+    """
 
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
@@ -140,13 +147,15 @@ class Hosts:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> Host:
-        """Return the host of a model, starting to load it if need be. A failed load is tried again."""
+        """Return the host of a model, starting to load it if need be; a failed load is tried again.
+
+        Raises `UnknownModel`, and `WeightsUnavailable` before anything else is given up for it.
+        """
         spec = self._registry.get(name)
         with self._lock:
             host = self._hosts.pop(name, None)
             if host is None or host.owner.state in ("failed", "closed"):
-                self._make_room()
-                host = Host(spec, self._settings, may_download=name in self._settings.preloaded)
+                host = self._start(spec)
             self._hosts[name] = host
         return host
 
@@ -177,10 +186,15 @@ class Hosts:
         for host in hosts:
             host.owner.close(grace_s=self._settings.graceful_timeout_s)
 
-    def _make_room(self) -> None:
-        while len(self._hosts) >= self._settings.max_loaded_models:
-            oldest = next(iter(self._hosts))
-            self._hosts.pop(oldest).owner.stop_accepting()
+    def _start(self, spec: ModelSpec) -> Host:
+        pinned = self._settings.preloaded
+        may_download = spec.name in pinned
+        if not may_download:
+            require_weights(spec)
+            others = [name for name in self._hosts if name not in pinned]
+            for name in others[: len(others) - self._settings.max_loaded_models + 1]:
+                self._hosts.pop(name).owner.stop_accepting()
+        return Host(spec, self._settings, may_download=may_download)
 
 
 def _device(setting: str) -> str:

@@ -1,7 +1,7 @@
 """The use case: a picture comes in, and why the model decided so goes out.
 
 The straight walk of a request: find model and method, decode and preprocess (bad input stops here), queue for the
-model's owner thread, lay the map back on the picture. Drawing and encoding the result is `app.drawing`'s.
+model's owner thread. Laying the maps back on the picture, drawing and encoding is `app.drawing`'s.
 """
 
 import re
@@ -18,10 +18,7 @@ from app.config import Settings
 from app.errors import LimitExceeded, NoDefaultLayer, UnknownLabel
 from app.hosting import Host, Hosts, Payload
 from app.imaging.decode import Picture, decode
-from app.imaging.display import DisplayMap, display
-from app.imaging.encode import fit
 from app.imaging.limits import Limits
-from app.imaging.placement import Placed, place
 from app.schemas.options import ClassName, ExplainOptions, PredictOptions
 from explainers import Attribution, Method, Rank, Target
 from explainers.errors import close_matches
@@ -66,22 +63,30 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Map:
-    """One attribution laid over the displayed picture."""
-
-    attribution: Attribution
-    placed: Placed
-    display: DisplayMap
-
-
-@dataclass(frozen=True)
 class Explained(Seen):
-    """What the model answered, and why."""
+    """What the model answered, and why: one attribution per target."""
 
     method: Method
     parameters: Mapping[str, object]
     layers: list[str]
-    maps: list[Map]
+    attributions: list[Attribution]
+
+
+class _Clock:
+    """Laps of one request, and what is left of its time, in seconds."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._lapped = time.perf_counter()
+        self._deadline = self._lapped + timeout_s
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        lap_s, self._lapped = now - self._lapped, now
+        return lap_s
+
+    @property
+    def remaining_s(self) -> float:
+        return max(0.0, self._deadline - time.perf_counter())
 
 
 class Service:
@@ -114,42 +119,38 @@ class Service:
         method = explainers.get(options.method)
         checked = explainers.check_parameters(method, parameters).model_dump()
         self._check_limits(options)
-        host, waited_s = self._ready_host(options.model)
+        clock = _Clock(self.settings.request_timeout_s)
+        host = self.hosts.ready(options.model or self.settings.default_model)
+        loaded_s = clock.lap()
         targets = self._targets(options, host.model)
         layers = self._layers(options, method, host)
-        started = time.perf_counter()
         picture, inputs, geometry = self._look(data, host, options.max_side)
-        decode_s = time.perf_counter() - started
-        job = host.explain(Payload(inputs, targets), method=method.name, layers=layers, parameters=checked)
+        decode_s = clock.lap()
+        payload = Payload(inputs, targets)
+        job = host.explain(payload, method=method.name, layers=layers, parameters=checked, timeout_s=clock.remaining_s)
         answer = job.result()
-        size = fit(picture.width, picture.height, options.max_side)
-        maps = [_lay(attribution, geometry, size, method) for attribution in answer.attributions]
         return Explained(
             model=host.model,
             picture=picture,
             geometry=geometry,
             scores=answer.scores,
-            timings=Timings(decode_s, waited_s + job.queue_s, job.run_s),
+            timings=Timings(decode_s, loaded_s + job.queue_s, job.run_s),
             method=method,
             parameters=checked,
             layers=layers,
-            maps=maps,
+            attributions=answer.attributions,
         )
 
     def predict(self, data: bytes, options: PredictOptions) -> Seen:
         """Classify one picture."""
-        host, waited_s = self._ready_host(options.model)
-        started = time.perf_counter()
+        clock = _Clock(self.settings.request_timeout_s)
+        host = self.hosts.ready(options.model or self.settings.default_model)
+        loaded_s = clock.lap()
         picture, inputs, geometry = self._look(data, host, max_side=_DECODED_PX)
-        decode_s = time.perf_counter() - started
-        job = host.predict(Payload(inputs))
+        decode_s = clock.lap()
+        job = host.predict(Payload(inputs), timeout_s=clock.remaining_s)
         scores = job.result()
-        return Seen(host.model, picture, geometry, scores, Timings(decode_s, waited_s + job.queue_s, job.run_s))
-
-    def _ready_host(self, model: str | None) -> tuple[Host, float]:
-        started = time.perf_counter()
-        host = self.hosts.ready(model or self.settings.default_model)
-        return host, time.perf_counter() - started
+        return Seen(host.model, picture, geometry, scores, Timings(decode_s, loaded_s + job.queue_s, job.run_s))
 
     def _look(self, data: bytes, host: Host, max_side: int) -> tuple[Picture, NDArray[np.float32], Geometry]:
         """Decode no larger than model and answer need, and turn the picture into the model's input."""
@@ -184,11 +185,6 @@ class Service:
             )
             raise NoDefaultLayer(msg)
         return [host.default_layer]
-
-
-def _lay(attribution: Attribution, geometry: Geometry, size: tuple[int, int], method: Method) -> Map:
-    placed = place(attribution.raw, geometry, size)
-    return Map(attribution, placed, display(placed, attribution.raw, method.display_percentile))
 
 
 def _classes(name: ClassName, model: LoadedModel) -> list[int | Rank]:

@@ -21,9 +21,9 @@ def application() -> Flask:
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     warnings.filterwarnings("ignore", module=r"PIL\.")  # quotes odd tags of uploads
     cv2.setNumThreads(1)  # request threads and workers are parallel enough
-    app = create_app(settings)
-    service = app.extensions["heatlens"]
     try:
+        app = create_app(settings)
+        service = app.extensions["heatlens"]
         service.start()
     except ModelError as error:
         logging.getLogger(__name__).critical("%s", error)

@@ -4,6 +4,7 @@ Everything that the answer depends on is verified here, so that a request can on
 """
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ from models.weights import (
 )
 
 _SEED = 0
+_BUILDING = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +123,15 @@ def fetch(spec: ModelSpec, *, progress: bool = False) -> str | None:
     return None if path is None else _sha256(spec, path)
 
 
+def require_weights(spec: ModelSpec) -> None:
+    """Raise `WeightsUnavailable` (or `InvalidWeights`: not a path) unless the weights are on this machine."""
+    _located(spec, allow_download=False, progress=False)
+
+
 def weights_present(spec: ModelSpec) -> bool:
-    """Whether the weights' file is on this machine, unread; random weights always are."""
+    """Whether the weights are on this machine; random weights always are."""
     try:
-        _located(spec, allow_download=False, progress=False)
+        require_weights(spec)
     except (WeightsUnavailable, InvalidWeights):
         return False
     return True
@@ -180,8 +187,11 @@ def _torchvision_network(spec: ModelSpec, weights: TorchvisionWeights, path: Pat
 
 @contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Draw from a fixed seed inside the `with`; the CPU generator is as before afterwards."""
-    with torch.random.fork_rng(devices=[]):
+    """Draw from a fixed seed inside the `with`; the CPU generator is as before afterwards.
+
+    There is one CPU generator for all threads, so only one model at a time is built.
+    """
+    with _BUILDING, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_SEED)
         yield
 

@@ -78,7 +78,7 @@ def check(
 def bad_option(error: ValidationError) -> BadOption:
     """Return what pydantic found first, in our words."""
     first = error.errors(include_url=False)[0]
-    field = str(first["loc"][0]) if first["loc"] else "body"
+    field = str(first["loc"][0] if first["loc"] else first.get("ctx", {}).get("field", "body"))
     message = first["msg"][0].lower() + first["msg"][1:]
     facts: dict[str, Any] = {name: value for name, value in first.get("ctx", {}).items() if name in _LIMITS}
     if first["type"] == "literal_error":

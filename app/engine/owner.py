@@ -67,14 +67,13 @@ class Owner(Generic[P, R]):
     ) -> None:
         self.name = name
         self.ready: Future[None] = Future()
-        self._prepare = prepare
         self._capacity = capacity
         self._clock = clock
         self._jobs: deque[Job[P, R]] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._mean_run_s = 0.0
-        self._thread = threading.Thread(target=self._work, name=f"owner-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(prepare,), name=f"owner-{name}", daemon=True)
         self._thread.start()
 
     @property
@@ -123,9 +122,9 @@ class Owner(Generic[P, R]):
         self._thread.join(grace_s)
         self._refuse_waiting(_closing(self.name))
 
-    def _work(self) -> None:
+    def _work(self, prepare: Callable[[], Run[P, R]]) -> None:
         try:
-            run = self._prepare()
+            run = prepare()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer of everybody who waits
             with self._changed:
                 self.ready.set_exception(error)

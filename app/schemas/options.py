@@ -1,9 +1,10 @@
 """The options of a request, whichever way they travel: query, form fields, JSON, command line."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 ClassName = StrictInt | Name
@@ -67,3 +68,10 @@ class ExplainOptions(BaseModel):
         if isinstance(value, list):
             return [cls._indices(item) for item in value]
         return int(value) if isinstance(value, str) and _INDEX.fullmatch(value) else value
+
+    @model_validator(mode="after")
+    def _transparency(self) -> Self:
+        if self.view == "layer" and self.format == "jpeg":
+            msg = "view=layer needs transparency, which JPEG has not; ask for png or webp"
+            raise PydanticCustomError("format_without_transparency", msg, {"field": "format"})
+        return self

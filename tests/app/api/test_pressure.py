@@ -15,7 +15,7 @@ from tests import zoo
 
 @pytest.fixture
 def pressed(models_dir: Path) -> Iterator[FlaskClient]:
-    """An app with one place in the queue, a short deadline, and room for two models, the default being `small`."""
+    """An app with one place in the queue, a short deadline, `small` as default, and room for two models beside it."""
     settings = Settings(
         models_dir=models_dir,
         default_model="small",
@@ -62,26 +62,31 @@ def test_a_full_queue_is_503_with_retry_after_and_everyone_accepted_is_answered(
 
 def test_a_late_answer_is_504_and_the_next_request_works(pressed: FlaskClient, cat: bytes) -> None:
     assert explain(pressed, cat, "slow")[0] == 200
-    pressed.application.extensions["heatlens"].settings.__dict__["request_timeout_s"] = 0.2
     zoo.may_answer.clear()
     status, problem, _ = explain(pressed, cat, "slow")
     assert (status, problem["code"]) == (504, "deadline_exceeded")
     zoo.may_answer.set()
-    pressed.application.extensions["heatlens"].settings.__dict__["request_timeout_s"] = 5
     assert explain(pressed, cat, "slow")[0] == 200
 
 
-def test_the_model_unused_for_longest_makes_room(pressed: FlaskClient, cat: bytes) -> None:
-    for model in ("binary", "small", "negative"):  # small, binary | small is used again | binary goes
+def ready(client: FlaskClient) -> set[str]:
+    rows = json.loads(client.get("/v1/models").data)["models"]
+    return {row["name"] for row in rows if row["state"] == "ready"}
+
+
+def test_the_model_unused_for_longest_makes_room_and_those_of_the_start_stay(pressed: FlaskClient, cat: bytes) -> None:
+    for model in ("binary", "negative", "binary", "nan"):  # binary is used again, so negative goes
         assert explain(pressed, cat, model)[0] == 200
-    states = {row["name"]: row["state"] for row in json.loads(pressed.get("/v1/models").data)["models"]}
-    assert {name for name, state in states.items() if state == "ready"} == {"small", "negative"}
-    assert explain(pressed, cat, "binary")[0] == 200  # and comes back when asked for
+    assert ready(pressed) == {"small", "binary", "nan"}
+    assert explain(pressed, cat, "negative")[0] == 200  # and comes back when asked for
+    assert ready(pressed) == {"small", "nan", "negative"}
 
 
-def test_missing_weights_say_what_to_do_and_are_tried_again(pressed: FlaskClient, cat: bytes) -> None:
-    for _ in range(2):
-        status, problem, _ = explain(pressed, cat, "resnet152")
+def test_missing_weights_say_what_to_do_and_cost_no_loaded_model(pressed: FlaskClient, cat: bytes) -> None:
+    for model in ("binary", "negative"):
+        assert explain(pressed, cat, model)[0] == 200
+    for model in ("resnet152", "resnet101", "resnet152"):
+        status, problem, _ = explain(pressed, cat, model)
         assert (status, problem["code"]) == (503, "weights_unavailable")
-        assert "heatlens models fetch resnet152" in str(problem["detail"])
-    assert explain(pressed, cat, "small")[0] == 200
+        assert f"heatlens models fetch {model}" in str(problem["detail"])
+    assert ready(pressed) == {"small", "binary", "negative"}
