@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from app.config import SettingsError, load_settings
+from app.config import PREFIX, Settings, SettingsError, load_settings
+from app.schemas.options import ExplainOptions
 
 if TYPE_CHECKING:
     from app.schemas.answers import Answer
@@ -31,6 +32,8 @@ app.add_typer(models_app, name="models")
 
 SAMPLE = Path(__file__).parent / "web" / "static" / "cat.jpg"
 """scikit-image's picture of the cat Chelsea, CC0."""
+
+_DEFAULTS = {name: field.default for name, field in ExplainOptions.model_fields.items()}
 
 _out = Console()
 _err = Console(stderr=True)
@@ -78,17 +81,17 @@ def explain(
     images: Annotated[list[Path], typer.Argument(help="Pictures to explain.", exists=True, dir_okay=False)],
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default: beside each picture.")] = None,
     model: Annotated[str | None, typer.Option(help="Model name, see `heatlens models list`.")] = None,
-    method: Annotated[str, typer.Option(help="Method name, see `heatlens methods`.")] = "gradcam",
+    method: Annotated[str, typer.Option(help="Method name, see `heatlens methods`.")] = _DEFAULTS["method"],
     target: Annotated[
         list[str] | None, typer.Option(help="Class index, label, predicted or top<n>; repeatable.")
     ] = None,
     versus: Annotated[str | None, typer.Option(help="Why the target and not this class.")] = None,
     layer: Annotated[list[str] | None, typer.Option(help="Target layer, see `heatlens models layers`.")] = None,
-    view: Annotated[str, typer.Option(help="overlay, heatmap, side_by_side or layer.")] = "overlay",
-    colormap: Annotated[str, typer.Option(help="Colours of the heat.")] = "inferno",
-    alpha: Annotated[float, typer.Option(help="Opacity of the heat, 0 to 1.")] = 0.7,
+    view: Annotated[str, typer.Option(help="overlay, heatmap, side_by_side or layer.")] = _DEFAULTS["view"],
+    colormap: Annotated[str, typer.Option(help="Colours of the heat.")] = _DEFAULTS["colormap"],
+    alpha: Annotated[float, typer.Option(help="Opacity of the heat, 0 to 1.")] = _DEFAULTS["alpha"],
     legend: Annotated[bool, typer.Option("--legend", help="Draw a legend.")] = False,
-    max_side: Annotated[int, typer.Option(help="Longest side of the result, in pixels.")] = 1024,
+    max_side: Annotated[int, typer.Option(help="Longest side of the result, in pixels.")] = _DEFAULTS["max_side"],
     format_: Annotated[str, typer.Option("--format", help="jpeg, png, webp, npy, npz or json.")] = "jpeg",
     parameter: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the method's own parameters.")
@@ -192,14 +195,13 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(report, indent=2))  # noqa: T201
         return
+    meanings = {PREFIX + name.upper(): field.description or "" for name, field in Settings.model_fields.items()}
     for title, facts in report.items():
-        _print_table([title, ""], [[key, _text(value)] for key, value in facts.items()])
+        _print_table([title, "", ""], [[key, _text(value), meanings.get(key, "")] for key, value in facts.items()])
         _out.print()
 
 
 def _verify(service: "Service", name: str) -> str:
-    from app.schemas.options import ExplainOptions
-
     explained = service.explain(SAMPLE.read_bytes(), ExplainOptions(model=name), {})
     return explained.model.labels[explained.most_probable(1)[0]]
 
@@ -208,7 +210,6 @@ def _explain_one(service: "Service", image: Path, out: Path | None, options: dic
     from app.api.requests import check
     from app.drawing import Drawing
     from app.errors import KNOWN_ERRORS
-    from app.schemas.options import ExplainOptions
 
     try:
         checked, parameters = check(ExplainOptions, options, parameters=service.catalogue.parameter_schemas())

@@ -27,7 +27,7 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=256,
-        description="Worker processes; 0: one per GPU, or on the CPU one per core with one thread each.",
+        description="Worker processes; 0: one where a GPU is used, else one per core.",
     )
     threads: int = Field(24, ge=1, le=512, description="HTTP threads of each worker.")
     torch_threads: int = Field(

@@ -29,10 +29,7 @@ def examine(settings: Settings) -> dict[str, dict[str, Any]]:
             "models folder": str(settings.models_dir or "none (HEATLENS_MODELS_DIR)"),
             "download cache": torch.hub.get_dir(),
         },
-        "settings": {
-            PREFIX + name.upper(): f"{getattr(settings, name)}  {field.description}"
-            for name, field in Settings.model_fields.items()
-        },
+        "settings": {PREFIX + name.upper(): value for name, value in settings.model_dump(mode="json").items()},
     }
 
 
