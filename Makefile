@@ -51,11 +51,11 @@ check: $(DEV) ## Formatting, lint, types and import contracts
 	$(BIN)/lint-imports
 
 .PHONY: bench
-bench: $(DEV) ## Run the scripts in benchmarks/ and print their tables (ARGS go to each)
+bench: $(DEV) ## Run the scripts in benchmarks/ and print their tables
 	@for script in benchmarks/[!_]*.py; do \
 		[ -e "$$script" ] || { echo 'benchmarks/ holds no script.'; break; }; \
 		echo "== $$script"; \
-		$(BIN)/python "$$script" $(ARGS); \
+		$(BIN)/python "$$script"; \
 	done
 
 .PHONY: clean

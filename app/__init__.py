@@ -31,6 +31,8 @@ def create_app(settings: "Settings") -> "OpenAPI":
         validation_error_callback=problems.from_validation,
     )
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_form_bytes
+    app.config["MAX_FORM_PARTS"] = settings.max_form_fields + 1  # and the picture
     service = Service(settings)
     app.extensions["heatlens"] = service
     telemetry.register(app)

@@ -39,7 +39,8 @@ class Catalogue:
     def model(self, name: str) -> ModelDetail:
         """Describe one model; what only loading tells is None before."""
         spec = self._registry.get(name)
-        loaded = self._hosts.peek(name) if self.state(name) == "ready" else None
+        host = self._hosts.peek(name)
+        loaded = host if host and host.owner.state == "ready" else None
         return ModelDetail(
             **self._summary(spec),
             architecture=spec.arch,

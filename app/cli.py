@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -99,13 +100,16 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Explain pictures without a server; each result is written as NAME.heat.EXTENSION."""
-    options: dict[str, Any] = {
+    given: dict[str, Any] = {
         "model": model, "method": method, "target": target, "versus": versus, "layer": layer, "view": view,
         "colormap": colormap, "alpha": alpha, "legend": legend, "max_side": max_side, "format": format_,
     }  # fmt: skip
-    options = {name: value for name, value in options.items() if value is not None} | _parameters(parameter or [])
     service = _service(download=model)
-    rows = [_explain_one(service, image, out, options) for image in _progress(images, "explaining")]
+    options, parameters = _checked(service, given, parameter or [])
+    jobs = _results(images, out, options)
+    rows = [
+        _explain_one(service, image, result, options, parameters) for image, result in _progress(jobs, "explaining")
+    ]
     service.close()
     if as_json:
         print(json.dumps(rows))  # noqa: T201
@@ -170,10 +174,10 @@ def models_verify(
     for name in _progress(names or present, "verifying"):
         try:
             label = _verify(service, name)
-            _say(f"[green]ok[/]      {name}: the sample picture is {label!r}")
+            _say(f"[green]ok[/]      {name}: the sample picture is {escape(repr(label))}")
         except KNOWN_ERRORS as error:
             failed = True
-            _say(f"[red]failed[/]  {name}: {error}")
+            _say(f"[red]failed[/]  {name}: {escape(str(error))}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -206,48 +210,75 @@ def _verify(service: "Service", name: str) -> str:
     return explained.model.labels[explained.most_probable(1)[0]]
 
 
-def _explain_one(service: "Service", image: Path, out: Path | None, options: dict[str, Any]) -> dict[str, Any]:
-    from app.api.requests import check
+def _checked(service: "Service", given: dict[str, Any], pairs: list[str]) -> tuple[ExplainOptions, dict[str, Any]]:
+    """Return the options and the method's own parameters; wrong ones are wrong use."""
+    from app.errors import ServiceError
+    from app.schemas.checking import check
+
+    for pair in pairs:
+        if "=" not in pair:
+            _fail(f"--set {pair!r} is not NAME=VALUE.", code=2)
+    options = {name: _from_text(name, value) for name, value in given.items() if value is not None}
+    options |= dict(pair.split("=", 1) for pair in pairs)
+    try:
+        return check(ExplainOptions, options, parameters=service.catalogue.parameter_schemas())
+    except ServiceError as error:
+        _fail(str(error), code=2)
+
+
+def _from_text(name: str, value: Any) -> Any:
+    from app.schemas.checking import from_text
+
+    if isinstance(value, list):
+        return [_from_text(name, item) for item in value]
+    return from_text(name, value) if isinstance(value, str) else value
+
+
+def _results(images: list[Path], out: Path | None, options: ExplainOptions) -> list[tuple[Path, Path]]:
+    """Return each picture with the file of its result; two pictures may not have one result."""
+    extension = "jpg" if options.format == "jpeg" else options.format
+    jobs = [(image, (out or image.parent) / f"{image.stem}.heat.{extension}") for image in images]
+    seen: dict[Path, Path] = {}
+    for image, result in jobs:
+        if result in seen:
+            _fail(f"{seen[result]} and {image} would both be written to {result}; explain them apart.", code=2)
+        seen[result] = image
+    return jobs
+
+
+def _explain_one(
+    service: "Service", image: Path, result: Path, options: ExplainOptions, parameters: dict[str, Any]
+) -> dict[str, Any]:
     from app.drawing import Drawing
     from app.errors import KNOWN_ERRORS
 
     try:
-        checked, parameters = check(ExplainOptions, options, parameters=service.catalogue.parameter_schemas())
-        explained = service.explain(image.read_bytes(), checked, parameters)
-        body = Drawing(explained, checked).body(checked.format or "jpeg", request_id=image.name)
+        explained = service.explain(image.read_bytes(), options, parameters)
+        body = Drawing(explained, options).body(options.format or "jpeg", request_id=image.name)
+        result.parent.mkdir(parents=True, exist_ok=True)
+        result.write_bytes(body.content)
     except (*KNOWN_ERRORS, OSError) as error:
         return {"image": str(image), "error": str(error)}
-    extension = {"jpeg": "jpg"}.get(checked.format or "jpeg", checked.format)
-    result = (out or image.parent) / f"{image.stem}.heat.{extension}"
-    result.parent.mkdir(parents=True, exist_ok=True)
-    result.write_bytes(body.content)
-    score = explained.attributions[0].score
+    index = explained.attributions[0].score.index
     return {
         "image": str(image),
         "result": str(result),
-        "target": score.index,
-        "label": explained.model.labels[score.index],
-        "probability": float(explained.probabilities[score.index]),
+        "target": index,
+        "label": explained.model.labels[index],
+        "probability": float(explained.probabilities[index]),
     }
 
 
 def _say_result(row: dict[str, Any]) -> None:
     if "error" in row:
-        _err.print(f"[red]failed[/]  {row['image']}: {row['error']}", highlight=False, soft_wrap=True)
+        _say(f"[red]failed[/]  {escape(row['image'])}: {escape(row['error'])}", _err)
     else:
         percent = f"{row['probability']:.1%}"
-        _say(f"{row['result']}  {row['label']} ({percent})")
+        _say(escape(f"{row['result']}  {row['label']} ({percent})"))
 
 
-def _say(line: str) -> None:
-    _out.print(line, highlight=False, soft_wrap=True)
-
-
-def _parameters(pairs: list[str]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair:
-            _fail(f"--set {pair!r} is not NAME=VALUE.", code=2)
-    return dict(pair.split("=", 1) for pair in pairs)
+def _say(line: str, console: Console = _out) -> None:
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 def _service(*, download: str | None = None) -> "Service":
@@ -285,7 +316,7 @@ def _progress(items: list[Any], what: str) -> Iterable[Any]:
 def _print_table(columns: list[str], rows: list[list[str]]) -> None:
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     _out.print(table, highlight=False)
 
 
@@ -309,5 +340,5 @@ def _shell(path: Path) -> str:
 
 
 def _fail(message: str, *, code: int) -> NoReturn:
-    _err.print(f"[red]heatlens:[/] {message}", highlight=False, soft_wrap=True)
+    _say(f"[red]heatlens:[/] {escape(message)}", _err)
     raise SystemExit(code)

@@ -19,7 +19,7 @@ class SettingsError(Exception):
 class Settings(BaseSettings):
     """All that an operator can set; each field is the environment variable `HEATLENS_<FIELD IN CAPITALS>`."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -42,9 +42,13 @@ class Settings(BaseSettings):
     )
     models_dir: Path | None = Field(None, description="Folder of the operator's models, one TOML file each.")
     max_loaded_models: int = Field(
-        4, ge=1, description="Models in memory beside those of the start; the one unused for longest makes room."
+        4, ge=1, description="Models in a worker beside those of the start; the one unused for longest makes room."
     )
     max_body_bytes: int = Field(20 * 2**20, ge=1024, description="Size of a request body, in bytes.")
+    max_form_bytes: int = Field(
+        512 * 2**10, ge=1024, description="Size of a form's fields beside the picture, in bytes."
+    )
+    max_form_fields: int = Field(100, ge=1, description="Fields of a form.")
     max_image_pixels: int = Field(100_000_000, ge=1, description="Width times height of a picture.")
     max_image_side_px: int = Field(65_535, ge=1, description="Longest side of a picture, in pixels.")
     max_output_side_px: int = Field(4096, ge=16, description="Largest value of the option max_side, in pixels.")
@@ -52,7 +56,9 @@ class Settings(BaseSettings):
     queue_size: int = Field(16, ge=1, description="Requests that may wait for one model in one worker.")
     request_timeout_s: float = Field(60.0, gt=0, description="Time for one request, loading included, in seconds.")
     graceful_timeout_s: int = Field(30, ge=1, description="Time to finish what is in flight at shutdown, in seconds.")
-    model_admin: bool = Field(False, description="Whether POST /v1/models/{model}/load and /unload are answered.")
+    model_admin: bool = Field(
+        False, description="Whether /v1/models/{model}/load and /unload are answered, each by one worker for itself."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
 
     @field_validator("models", mode="before")

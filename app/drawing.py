@@ -78,14 +78,15 @@ class Drawing:
     @cached_property
     def headers(self) -> dict[str, str]:
         """The facts of the (first) explanation, as HTTP headers."""
-        explained, score = self._explained, self._explained.attributions[0].score
+        explained, index = self._explained, self._explained.attributions[0].score.index
         return {
             "X-HeatLens-Model": explained.model.spec.name,
             "X-HeatLens-Method": explained.method.name,
             "X-HeatLens-Layer": ",".join(explained.layers),
-            "X-HeatLens-Target": str(score.index),
-            "X-HeatLens-Label": quote(explained.model.labels[score.index]),
-            "X-HeatLens-Score": repr(score.value),
+            "X-HeatLens-Target": str(index),
+            "X-HeatLens-Label": quote(explained.model.labels[index]),
+            "X-HeatLens-Score": repr(float(explained.scores[index])),
+            "X-HeatLens-Weights": _model(explained).weights,
         }
 
     def _binary(self, format_: Format) -> bytes:
@@ -103,13 +104,13 @@ class Drawing:
     def _arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return what `npz` holds; the first axis of `maps` and of what describes them is the target."""
         maps = self._maps
-        scores = [map_.attribution.score for map_ in maps]
+        targets = np.array([map_.attribution.score.index for map_ in maps], np.int64)
         return {
             "maps": np.stack([map_.placed.values for map_ in maps]),
             "raw": np.stack([map_.attribution.raw for map_ in maps]),
             "seen": maps[0].placed.seen,
-            "targets": np.array([score.index for score in scores], np.int64),
-            "scores": np.array([score.value for score in scores], np.float64),
+            "targets": targets,
+            "scores": self._explained.scores[targets],
             "logits": self._explained.scores,
         }
 

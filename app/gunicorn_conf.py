@@ -11,11 +11,11 @@ from app.config import load_settings
 
 _settings = load_settings()
 
-bind = f"{_settings.host}:{_settings.port}"
+bind = f"[{_settings.host}]:{_settings.port}" if ":" in _settings.host else f"{_settings.host}:{_settings.port}"
 worker_class = "gthread"
 workers = _settings.worker_count
 threads = _settings.threads
-timeout = 300  # loading a large model counts; a request has its own, shorter limit
+timeout = 3600  # loading counts, and a first download; a request has its own, shorter limit
 graceful_timeout = _settings.graceful_timeout_s
 keepalive = 5
 worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - heartbeat files; a disk can block

@@ -1,6 +1,7 @@
 """Models in memory: each is loaded, traced, hooked and run by its one owner thread, and by nobody else."""
 
 import threading
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,13 +13,16 @@ from torch import Tensor
 
 import explainers
 from app.config import Settings
-from app.engine import Job, Owner
+from app.engine import Job, Owner, ShuttingDown
 from explainers import Explanation, Subject, Target
-from explainers.errors import ExplainError
+from explainers.batch import ToGrid
+from explainers.errors import ExplainError, LayerNotSpatial
 from explainers.hooks import observe
 from models import ModelSpec, Registry
 from models.layers import LayerInfo, LayerTracer
 from models.loading import LoadedModel, load, require_weights
+
+_RETRY_FAILED_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,14 @@ class Host:
         self.spec = spec
         self._settings = settings
         self._may_download = may_download
+        self._started = time.monotonic()
         self.owner: Owner[Payload, Any] = Owner(spec.name, self._prepare, capacity=settings.queue_size)
 
-    def wait_until_ready(self) -> None:
-        """Wait for the model, or raise why it could not be loaded."""
-        self.owner.wait_until_ready(timeout_s=self._settings.request_timeout_s)
+    @property
+    def is_to_be_replaced(self) -> bool:
+        """Whether this host is of no more use; one that failed just now answers with its error for a while."""
+        state = self.owner.state
+        return state == "closed" or (state == "failed" and time.monotonic() - self._started > _RETRY_FAILED_S)
 
     def explain(
         self,
@@ -86,6 +93,8 @@ class Host:
             self.model.scores(sample)
         self.layers = tracer.layers
         self._by_name = {layer.name: layer for layer in self.layers}
+        if self.spec.layer is not None:
+            self._try_layer(self.spec.layer, sample)
         self.default_layer = self.spec.layer or self._choose_layer(tracer.candidates, sample)
         return self._run
 
@@ -102,10 +111,19 @@ class Host:
         patch tokens is zero everywhere.
         """
         for candidate in candidates:
-            (found,) = self._explain(sample, [[Target()]], "gradcam", [candidate.name], {})
-            if isinstance(found, Explanation) and np.any(found.attributions[0].raw):
+            try:
+                found = self._try_layer(candidate.name, sample)
+            except ExplainError:  # on a branch that the score does not depend on, or not to be hooked
+                continue
+            if np.any(found.attributions[0].raw):
                 return candidate.name
         return None
+
+    def _try_layer(self, layer: str, sample: Tensor) -> Explanation:
+        (found,) = self._explain(sample, [[Target()]], "gradcam", [layer], {})
+        if isinstance(found, ExplainError):
+            raise found
+        return found
 
     def _run(self, key: Hashable, payloads: Sequence[Payload]) -> Sequence[Any]:
         key = cast("Key", key)
@@ -123,12 +141,28 @@ class Host:
         layers: Sequence[str],
         parameters: Mapping[str, object],
     ) -> Sequence[Explanation | ExplainError]:
-        traced = self._by_name.get(layers[0]) if layers else None
-        layout = traced.layout if traced else None
-        to_grid = layout.to_grid if layout else None
         return explainers.explain(
-            self._subject, inputs, targets, method=method, layers=layers, to_grid=to_grid, parameters=parameters
+            self._subject,
+            inputs,
+            targets,
+            method=method,
+            layers=layers,
+            to_grid=self._to_grid(layers[0]) if layers else None,
+            parameters=parameters,
         )
+
+    def _to_grid(self, layer: str) -> ToGrid | None:
+        """Return how a layer's output becomes a grid, as the trace saw it; raise if it saw none."""
+        traced = self._by_name.get(layer)
+        if traced is None:
+            return None  # it did not run, or does not exist: the explainers say which
+        if traced.layout is None:
+            shape = "no tensor" if traced.shape is None else f"shape {traced.shape}"
+            msg = (
+                f"Layer {layer!r} returns {shape}, in which no spatial grid was found; choose a layer that is spatial."
+            )
+            raise LayerNotSpatial(msg)
+        return traced.layout.to_grid
 
     def _to_device(self, inputs: Tensor) -> Tensor:
         return inputs.to(self.model.device, memory_format=self.model.memory_format)
@@ -145,29 +179,34 @@ class Hosts:
         self._settings = settings
         self._hosts: dict[str, Host] = {}
         self._lock = threading.Lock()
+        self._closed = False
 
     def get(self, name: str) -> Host:
-        """Return the host of a model, starting to load it if need be; a failed load is tried again.
+        """Return the host of a model, starting to load it if need be; a failed load is tried again after a while.
 
-        Raises `UnknownModel`, and `WeightsUnavailable` before anything else is given up for it.
+        Raises `UnknownModel`, `WeightsUnavailable` and `ShuttingDown`.
         """
         spec = self._registry.get(name)
         with self._lock:
+            if self._closed:
+                raise ShuttingDown("The service is being shut down; try again in a moment.", retry_after_s=1)
             host = self._hosts.pop(name, None)
-            if host is None or host.owner.state in ("failed", "closed"):
+            if host is None or host.is_to_be_replaced:
                 host = self._start(spec)
             self._hosts[name] = host
         return host
 
-    def ready(self, name: str) -> Host:
-        """Return the host of a model once it is loaded, or raise why it cannot be."""
+    def ready(self, name: str, *, timeout_s: float | None = None) -> Host:
+        """Return the host of a model once it is loaded, or raise why it cannot be; by default wait without limit."""
         host = self.get(name)
-        host.wait_until_ready()
+        host.owner.wait_until_ready(timeout_s=timeout_s)
+        self._make_room(name)
         return host
 
     def peek(self, name: str) -> Host | None:
         """Return the host of a model if there is one."""
-        return self._hosts.get(name)
+        with self._lock:
+            return self._hosts.get(name)
 
     def unload(self, name: str) -> bool:
         """Let a model finish its queue and go; say whether it was there."""
@@ -180,21 +219,27 @@ class Hosts:
     def close(self) -> None:
         """Take no more work, and wait for what was accepted."""
         with self._lock:
-            hosts, self._hosts = list(self._hosts.values()), {}
+            hosts, self._hosts, self._closed = list(self._hosts.values()), {}, True
         for host in hosts:
             host.owner.stop_accepting()
+        deadline = time.monotonic() + self._settings.graceful_timeout_s
         for host in hosts:
-            host.owner.close(grace_s=self._settings.graceful_timeout_s)
+            host.owner.close(grace_s=max(0.0, deadline - time.monotonic()))
 
     def _start(self, spec: ModelSpec) -> Host:
-        pinned = self._settings.preloaded
-        may_download = spec.name in pinned
+        may_download = spec.name in self._settings.preloaded
         if not may_download:
             require_weights(spec)
-            others = [name for name in self._hosts if name not in pinned]
-            for name in others[: len(others) - self._settings.max_loaded_models + 1]:
-                self._hosts.pop(name).owner.stop_accepting()
         return Host(spec, self._settings, may_download=may_download)
+
+    def _make_room(self, newcomer: str) -> None:
+        """Let the least recently used go, once the newcomer is there; one that is loading is left alone."""
+        stay = {newcomer, *self._settings.preloaded}
+        with self._lock:
+            others = [n for n, host in self._hosts.items() if n not in stay and host.owner.state == "ready"]
+            surplus = len(others) + (newcomer not in self._settings.preloaded) - self._settings.max_loaded_models
+            for name in others[: max(0, surplus)]:
+                self._hosts.pop(name).owner.stop_accepting()
 
 
 def _device(setting: str) -> str:

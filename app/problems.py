@@ -4,15 +4,15 @@ import logging
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from flask import Flask, Response, current_app, g, json
+from flask import Flask, Response, current_app, g, json, request
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from app import errors as service_errors
-from app.api.requests import bad_option
 from app.engine import errors as engine_errors
 from app.errors import KNOWN_ERRORS, KnownError
 from app.imaging import errors as image_errors
+from app.schemas.checking import bad_option
 from explainers import errors as explain_errors
 from models import errors as model_errors
 
@@ -91,22 +91,25 @@ def documented_errors() -> list[DocumentedError]:
     found = [
         DocumentedError(error.code, status_of(error).value, (error.__doc__ or "").strip().partition("\n")[0])
         for base in KNOWN_ERRORS
-        for error in _leaves(base)
+        for error in _classes(base)
     ]
     return sorted([*found, *_OURS], key=lambda error: error.code)
 
 
 _OURS = [
     DocumentedError("body_too_large", 413, "The request body is larger than HEATLENS_MAX_BODY_BYTES."),
+    DocumentedError("form_too_large", 413, "A form beyond HEATLENS_MAX_FORM_BYTES or HEATLENS_MAX_FORM_FIELDS."),
+    DocumentedError("bad_request", 400, "The request is not HTTP that can be understood."),
     DocumentedError("internal_error", 500, "Something unexpected; the server's log has the request_id."),
     DocumentedError("not_found", 404, "There is no such route."),
     DocumentedError("method_not_allowed", 405, "The route exists, but not with this HTTP method."),
 ]
 
 
-def _leaves(error: type[KnownError]) -> list[type[KnownError]]:
-    children = [leaf for child in error.__subclasses__() for leaf in _leaves(child)]
-    return children or [error]
+def _classes(base: type[KnownError]) -> list[type[KnownError]]:
+    """Return the errors below `base` that have a code of their own."""
+    below = [error for child in base.__subclasses__() for error in (child, *_classes(child))]
+    return [error for error in below if "code" in vars(error)]
 
 
 def _known(error: KnownError) -> Response:
@@ -120,14 +123,26 @@ def _known(error: KnownError) -> Response:
 def _http(error: HTTPException) -> Response:
     """Answer what Flask and Werkzeug refuse by themselves: unknown routes, wrong methods, bodies too large."""
     if isinstance(error, RequestEntityTooLarge):
-        limit = current_app.config["MAX_CONTENT_LENGTH"]
-        msg = f"The request body is larger than {limit} bytes (HEATLENS_MAX_BODY_BYTES)."
-        return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", msg, limit=limit)
+        return _too_large()
     status = HTTPStatus(error.code or 500)
     response = problem(status, status.name.lower(), error.description or status.description)
     if allow := dict(error.get_headers()).get("Allow"):
         response.headers["Allow"] = allow
     return response
+
+
+def _too_large() -> Response:
+    status, config = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, current_app.config
+    limit = config["MAX_CONTENT_LENGTH"]
+    if request.mimetype == "multipart/form-data" and (request.content_length or 0) <= limit:
+        limits = {"fields": config["MAX_FORM_PARTS"] - 1, "bytes": config["MAX_FORM_MEMORY_SIZE"]}
+        msg = (
+            f"A form may have at most {limits['fields']} fields (HEATLENS_MAX_FORM_FIELDS) of together "
+            f"{limits['bytes']} bytes (HEATLENS_MAX_FORM_BYTES) beside the picture, which has a file name."
+        )
+        return problem(status, "form_too_large", msg, limits=limits)
+    msg = f"The request body is larger than {limit} bytes (HEATLENS_MAX_BODY_BYTES)."
+    return problem(status, "body_too_large", msg, limit=limit)
 
 
 def _unknown(error: Exception) -> Response:

@@ -5,6 +5,7 @@ model's owner thread. Laying the maps back on the picture, drawing and encoding 
 """
 
 import re
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ from models.preprocess import Geometry
 
 _DECODED_PX = 1024
 """A large JPEG is decoded reduced, but never below this and twice what the model sees: the input then differs by less
-than half a grey level on average, and every route gives the same scores up to this `max_side`."""
+than half a grey level on average."""
+_DECODERS = 4
+"""Pictures decoded at once: a large one takes hundreds of megabytes."""
 
 _TOP = re.compile(r"top(\d{1,4})")
 
@@ -97,6 +100,7 @@ class Service:
         self.registry = Registry(settings.models_dir)
         self.hosts = Hosts(self.registry, settings)
         self.catalogue = Catalogue(settings, self.registry, self.hosts)
+        self._decoding = threading.BoundedSemaphore(_DECODERS)
         self._limits = Limits(
             max_bytes=settings.max_body_bytes,
             max_pixels=settings.max_image_pixels,
@@ -108,7 +112,7 @@ class Service:
         for name in self.settings.preloaded:
             self.hosts.get(name)
         for name in self.settings.preloaded:
-            self.hosts.ready(name)
+            self.hosts.ready(name)  # without limit: a first download takes as long as it takes
 
     def close(self) -> None:
         """Finish what was accepted, and take no more."""
@@ -120,7 +124,7 @@ class Service:
         checked = explainers.check_parameters(method, parameters).model_dump()
         self._check_limits(options)
         clock = _Clock(self.settings.request_timeout_s)
-        host = self.hosts.ready(options.model or self.settings.default_model)
+        host = self.hosts.ready(options.model or self.settings.default_model, timeout_s=clock.remaining_s)
         loaded_s = clock.lap()
         targets = self._targets(options, host.model)
         layers = self._layers(options, method, host)
@@ -144,7 +148,7 @@ class Service:
     def predict(self, data: bytes, options: PredictOptions) -> Seen:
         """Classify one picture."""
         clock = _Clock(self.settings.request_timeout_s)
-        host = self.hosts.ready(options.model or self.settings.default_model)
+        host = self.hosts.ready(options.model or self.settings.default_model, timeout_s=clock.remaining_s)
         loaded_s = clock.lap()
         picture, inputs, geometry = self._look(data, host, max_side=_DECODED_PX)
         decode_s = clock.lap()
@@ -153,11 +157,17 @@ class Service:
         return Seen(host.model, picture, geometry, scores, Timings(decode_s, loaded_s + job.queue_s, job.run_s))
 
     def _look(self, data: bytes, host: Host, max_side: int) -> tuple[Picture, NDArray[np.float32], Geometry]:
-        """Decode no larger than model and answer need, and turn the picture into the model's input."""
+        """Decode no larger than needed, and turn the picture into the model's input.
+
+        What the model sees must not depend on the size of the answer, so a larger answer has a decode of its own.
+        """
         preprocess = host.model.preprocess
-        enough_px = max(max_side, _DECODED_PX, 2 * preprocess.enough_px)
-        picture = decode(data, self._limits, enough_px=enough_px)
-        inputs, geometry = preprocess(picture.pixels, (picture.width, picture.height))
+        enough_px = max(_DECODED_PX, 2 * preprocess.enough_px)
+        with self._decoding:
+            picture = decode(data, self._limits, enough_px=enough_px)
+            inputs, geometry = preprocess(picture.pixels, (picture.width, picture.height))
+            if max_side > enough_px and picture.pixels.shape[:2] != (picture.height, picture.width):
+                picture = decode(data, self._limits, enough_px=max_side)
         return picture, inputs, geometry
 
     def _check_limits(self, options: ExplainOptions) -> None:

@@ -10,7 +10,7 @@ from flask import Flask
 
 from app import create_app
 from app.config import load_settings
-from models.errors import ModelError
+from app.errors import KNOWN_ERRORS
 
 _BOOT_FAILED = 3  # gunicorn's own exit code for "do not respawn"
 
@@ -25,7 +25,7 @@ def application() -> Flask:
         app = create_app(settings)
         service = app.extensions["heatlens"]
         service.start()
-    except ModelError as error:
+    except KNOWN_ERRORS as error:
         logging.getLogger(__name__).critical("%s", error)
         sys.exit(_BOOT_FAILED)
     atexit.register(service.close)

@@ -16,7 +16,15 @@ Kind = Literal["channels_first", "channels_last", "tokens"]
 Grid = tuple[int, int]
 
 _MAX_PREFIX_TOKENS = 8  # class, distillation and register tokens stand before the patches
-_CHANNELS_FIRST = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d)
+_CHANNELS_FIRST = (
+    nn.Conv2d,
+    nn.ConvTranspose2d,
+    nn.BatchNorm2d,
+    nn.GroupNorm,
+    nn.InstanceNorm2d,
+    nn.AvgPool2d,
+    nn.MaxPool2d,
+)
 _POOLING = re.compile(r"Pool(ing)?([123]d)?(Same)?$")  # torch's, timm's and most people's class names
 _NO_OPERATION = (nn.Identity, nn.Dropout, nn.Dropout2d)
 

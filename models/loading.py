@@ -93,8 +93,9 @@ def load(
     `allow_download` lets torchvision's weights come from the network, with a progress bar if `progress`. The
     caller's random numbers are untouched. Raises `ModelError`: see `models.errors`.
     """
+    path = _located(spec, allow_download=allow_download, progress=progress)
     with _own_random_numbers():
-        module, sha256 = _with_weights(spec, _located(spec, allow_download=allow_download, progress=progress))
+        module, sha256 = _with_weights(spec, path)
     module = module.float().eval().requires_grad_(requires_grad=False).to(device)
     loaded = LoadedModel(
         spec=spec,
@@ -197,13 +198,14 @@ def _own_random_numbers() -> Iterator[None]:
 
 
 def _suits_channels_last(model: LoadedModel) -> bool:
-    """Whether to try channels_last: as specified, else on the CPU for networks with 2-D convolutions.
+    """Whether to try channels_last: as specified, else on the CPU for networks with several 2-D convolutions.
 
     Measured by benchmarks/layout.py: convolutional networks gain, transformers do not change.
     """
     wish = model.spec.memory_format
-    has_convolutions = any(isinstance(part, nn.Conv2d) for part in model.module.modules())
-    return wish == "channels_last" or (wish == "auto" and model.device.type == "cpu" and has_convolutions)
+    convolutions = sum(isinstance(part, nn.Conv2d) for part in model.module.modules())
+    # A transformer's only one cuts the picture into patches, and it loses a little.
+    return wish == "channels_last" or (wish == "auto" and model.device.type == "cpu" and convolutions > 1)
 
 
 def _laid_out(model: LoadedModel, memory_format: torch.memory_format) -> LoadedModel:

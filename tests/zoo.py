@@ -58,6 +58,17 @@ class NegativeOnly(nn.Module):
         return torch.cat([-evidence, -2 * evidence], dim=1)
 
 
+class Branch(Small):
+    """Answers a mask too, made last; the scores do not depend on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = nn.Conv2d(3, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": super().forward(x), "mask": self.mask(x)}
+
+
 class OneLogit(Small):
     """A binary head."""
 
@@ -70,6 +81,7 @@ _FILES = {
     "nan": 'arch = "python:tests.zoo:NanOnWhite"',
     "slow": 'arch = "python:tests.zoo:Slow"',
     "negative": 'arch = "python:tests.zoo:NegativeOnly"',
+    "branch": 'arch = "python:tests.zoo:Branch"\noutput = "logits"',
     "binary": 'arch = "python:tests.zoo:OneLogit"\nhead = "binary"\nlabels = ["healthy", "ill"]',
 }
 

@@ -6,10 +6,11 @@ from flask import Response, g, request
 from flask_openapi3 import APIBlueprint, Tag
 
 from app.api.documents import PROBLEMS, picture_operation, picture_responses
-from app.api.requests import check, read_picture
+from app.api.requests import read_picture
 from app.drawing import MEDIA_TYPES, Drawing, prediction
 from app.errors import NotAcceptable
 from app.schemas.answers import ExplainAnswer, MethodList, PredictAnswer
+from app.schemas.checking import check
 from app.schemas.options import ExplainOptions, Format, PredictOptions
 from app.service import Explained, Service
 

@@ -4,24 +4,17 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from flask import current_app, request
-from pydantic import BaseModel, ValidationError
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from app.errors import BadOption, BadRequestBody, UnknownOption, UnsupportedMediaType, close_matches
+from app.errors import BadOption, BadRequestBody, UnsupportedMediaType
+from app.schemas.checking import REPEATABLE, from_text
 
-Options = TypeVar("Options", bound=BaseModel)
-
-_REPEATABLE = frozenset({"target", "layer"})
 _RAW = frozenset({"", "application/octet-stream", "application/x-www-form-urlencoded"})
 """Types of raw bodies beside `image/*`: the last is what `curl --data-binary` says of any file."""
-
-_LIMITS = frozenset({"ge", "gt", "le", "lt", "min_length", "max_length"})
-"""What pydantic calls a limit."""
 
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _WAYS = 'Send the picture as the raw body, as multipart part `image`, or as JSON {"image": {"base64": ...}}.'
@@ -52,40 +45,6 @@ def read_picture() -> tuple[bytes, dict[str, Any]]:
     return data, query | options
 
 
-def check(
-    model: type[Options], options: Mapping[str, Any], *, parameters: Iterable[str] = ()
-) -> tuple[Options, dict[str, Any]]:
-    """Split and check options: those of `model`, and those named in `parameters`, which the caller checks.
-
-    Raises `UnknownOption` with close matches, `BadOption` with the field, its value's fault and the valid choices.
-    """
-    known = set(model.model_fields)
-    others = set(parameters) - known
-    unknown = sorted(options.keys() - known - others)
-    if unknown:
-        valid = sorted(known | others)
-        close = close_matches(unknown[0], valid)
-        hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"valid are {', '.join(valid)}."
-        msg = f"There is no option {unknown[0][:100]!r}; {hint}"
-        raise UnknownOption(msg, field=unknown[0][:100], choices=valid, close_matches=close)
-    try:
-        checked = model.model_validate({name: options[name] for name in options if name in known})
-    except ValidationError as error:
-        raise bad_option(error) from error
-    return checked, {name: options[name] for name in options if name not in known}
-
-
-def bad_option(error: ValidationError) -> BadOption:
-    """Return what pydantic found first, in our words."""
-    first = error.errors(include_url=False)[0]
-    field = str(first["loc"][0] if first["loc"] else first.get("ctx", {}).get("field", "body"))
-    message = first["msg"][0].lower() + first["msg"][1:]
-    facts: dict[str, Any] = {name: value for name, value in first.get("ctx", {}).items() if name in _LIMITS}
-    if first["type"] == "literal_error":
-        facts["choices"] = re.findall(r"'([^']*)'", first["ctx"]["expected"])
-    return BadOption(f"{field}: {message}.", field=field, **facts)
-
-
 def _body() -> bytes:
     """Return the raw body. Werkzeug cuts one that comes in chunks off at the limit instead of refusing it."""
     data = request.get_data()
@@ -110,10 +69,10 @@ def _multipart() -> tuple[bytes, dict[str, Any]]:
 def _options(fields: "MultiDict[str, str]") -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, values in fields.lists():
-        if name in _REPEATABLE:
-            options[name] = values
+        if name in REPEATABLE:
+            options[name] = [from_text(name, value) for value in values]
         elif len(values) == 1:
-            options[name] = values[0]
+            options[name] = from_text(name, values[0])
         else:
             msg = f"{name[:100]} is given {len(values)} times; give it once."
             raise BadOption(msg, field=name[:100])
@@ -132,7 +91,7 @@ def _json() -> tuple[bytes, dict[str, Any]]:
         return b"", body
     if not isinstance(image, dict) or set(image) != {"base64"} or not isinstance(image["base64"], str):
         raise BadRequestBody('image has to be {"base64": "..."}.', field="image", choices=["base64"])
-    for name in _REPEATABLE & body.keys():
+    for name in REPEATABLE & body.keys():
         if not isinstance(body[name], list):
             body[name] = [body[name]]
     return _decode_base64(image["base64"]), body

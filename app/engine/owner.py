@@ -1,5 +1,6 @@
 """One thread owns one thing (a loaded model), and nobody else touches it."""
 
+import logging
 import math
 import threading
 import time
@@ -14,6 +15,8 @@ P = TypeVar("P")
 R = TypeVar("R")
 Run = Callable[[Hashable, Sequence[P]], Sequence[R | Exception]]
 """Answers payloads that share a key, one answer each, an exception where an item fails alone."""
+
+_log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "failed", "closed"]
 
@@ -73,6 +76,7 @@ class Owner(Generic[P, R]):
         self._changed = threading.Condition()
         self._closed = False
         self._mean_run_s = 0.0
+        self._waiting_for_ready = 0
         self._thread = threading.Thread(target=self._work, args=(prepare,), name=f"owner-{name}", daemon=True)
         self._thread.start()
 
@@ -93,10 +97,11 @@ class Owner(Generic[P, R]):
     def submit(self, key: Hashable, payload: P, *, timeout_s: float) -> Job[P, R]:
         """Accept a payload, or raise `QueueFull`, `ShuttingDown`, or what `prepare` raised."""
         with self._changed:
-            if self.ready.done() and (error := self.ready.exception()):
-                raise error
+            self._raise_failure()
             if self._closed:
                 raise _closing(self.name)
+            if len(self._jobs) >= self._capacity:  # who gave up waiting holds no place
+                self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
             if len(self._jobs) >= self._capacity:
                 raise self._full()
             job: Job[P, R] = Job(key, payload, deadline=self._clock() + timeout_s, clock=self._clock)
@@ -104,11 +109,19 @@ class Owner(Generic[P, R]):
             self._changed.notify()
         return job
 
-    def wait_until_ready(self, *, timeout_s: float) -> None:
-        """Wait for `prepare`; raise what it raised, or `DeadlineExceeded`."""
-        if not wait([self.ready], timeout=timeout_s).done:
-            raise _too_late()
-        self.ready.result()
+    def wait_until_ready(self, *, timeout_s: float | None) -> None:
+        """Wait for `prepare`; raise what it raised, `DeadlineExceeded`, or `QueueFull` where too many wait already."""
+        with self._changed:
+            if self._waiting_for_ready >= self._capacity and not self.ready.done():
+                raise self._full()
+            self._waiting_for_ready += 1
+        try:
+            if not wait([self.ready], timeout=timeout_s).done:
+                raise _too_late()
+        finally:
+            with self._changed:
+                self._waiting_for_ready -= 1
+        self._raise_failure()
 
     def stop_accepting(self) -> None:
         """Take no more jobs; those accepted are still answered."""
@@ -125,7 +138,9 @@ class Owner(Generic[P, R]):
     def _work(self, prepare: Callable[[], Run[P, R]]) -> None:
         try:
             run = prepare()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer of everybody who waits
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is the answer of all who wait
+            _log.info("preparing %s failed", self.name, exc_info=error)
+            error.with_traceback(None)  # it would hold what was half prepared
             with self._changed:
                 self.ready.set_exception(error)
             self._refuse_waiting(error)
@@ -150,6 +165,8 @@ class Owner(Generic[P, R]):
             (answer,) = run(job.key, [job.payload])
         except Exception as error:  # noqa: BLE001 - the thread outlives any job; the error is the job's answer
             answer = error
+        except SystemExit as error:  # foreign code may call sys.exit
+            answer = RuntimeError(f"the model's code called sys.exit({error.code!r})")
         job.finished = self._clock()
         self._mean_run_s += 0.2 * (job.run_s - self._mean_run_s)
         if isinstance(answer, Exception):
@@ -157,7 +174,12 @@ class Owner(Generic[P, R]):
         else:
             job.future.set_result(answer)
 
-    def _refuse_waiting(self, error: Exception) -> None:
+    def _raise_failure(self) -> None:
+        """Raise what `prepare` raised; every caller adds its own frames to the one exception, none keeps them."""
+        if self.ready.done() and (error := self.ready.exception()):
+            raise error.with_traceback(None)
+
+    def _refuse_waiting(self, error: BaseException) -> None:
         with self._changed:
             waiting, self._jobs = self._jobs, deque()
         for job in waiting:
@@ -165,9 +187,10 @@ class Owner(Generic[P, R]):
                 job.future.set_exception(error)
 
     def _full(self) -> QueueFull:
-        retry_after_s = max(1, math.ceil(self._mean_run_s * len(self._jobs)))
+        waiting = max(len(self._jobs), self._waiting_for_ready)
+        retry_after_s = max(1, math.ceil(self._mean_run_s * waiting))
         msg = (
-            f"{len(self._jobs)} requests are waiting for model {self.name!r}, the limit (HEATLENS_QUEUE_SIZE); "
+            f"{waiting} requests are waiting for model {self.name!r}, the limit (HEATLENS_QUEUE_SIZE); "
             f"try again in {retry_after_s} s."
         )
         return QueueFull(msg, limit=self._capacity, retry_after_s=retry_after_s)

@@ -87,6 +87,7 @@ class ExplanationAnswer(Answer):
     target: ClassScore
     versus: ClassScore | None
     map: MapInfo
+    faithfulness: None = Field(None, description="Not measured.")
     picture: PictureAnswer
 
 
@@ -210,13 +211,6 @@ class Health(Answer):
 
     status: Literal["ok", "ready", "not_ready"]
     models: dict[str, str] = Field({}, description="State of each model that is loaded at start.")
-
-
-class FieldError(Answer):
-    """One option at fault."""
-
-    field: str
-    detail: str
 
 
 class Problem(BaseModel):

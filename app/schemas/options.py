@@ -1,16 +1,13 @@
 """The options of a request, whichever way they travel: query, form fields, JSON, command line."""
 
-import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 ClassName = StrictInt | Name
 """A class index, a label, or for targets `predicted` and `top<n>`."""
-
-_INDEX = re.compile(r"-?[0-9]{1,9}")
 
 View = Literal["overlay", "heatmap", "side_by_side", "layer"]
 Format = Literal["jpeg", "png", "webp", "npy", "npz", "json"]
@@ -60,14 +57,6 @@ class ExplainOptions(BaseModel):
     format: Format | None = Field(
         None, description="Format of the answer; absent: decided by the `Accept` header, else JPEG."
     )
-
-    @field_validator("target", "versus", mode="before")
-    @classmethod
-    def _indices(cls, value: Any) -> Any:
-        """Queries and forms hold text: a number there is a class index."""
-        if isinstance(value, list):
-            return [cls._indices(item) for item in value]
-        return int(value) if isinstance(value, str) and _INDEX.fullmatch(value) else value
 
     @model_validator(mode="after")
     def _transparency(self) -> Self:

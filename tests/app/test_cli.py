@@ -1,6 +1,5 @@
 """The command line, as a process where it matters and in this process where not."""
 
-import io
 import json
 from pathlib import Path
 
@@ -65,6 +64,8 @@ def test_explain_as_json(tmp_path: Path) -> None:
         (["explain", str(CAT), "--set", "reduction"], "NAME=VALUE"),
         (["explain"], "Missing argument"),
         (["nonsense"], "nonsense"),
+        (["explain", str(CAT), "--view", "nonsense"], "view: input should be"),
+        (["explain", str(CAT), "--set", "nonsense=1"], "There is no option 'nonsense'"),
     ],
 )
 def test_wrong_use_is_2(arguments: list[str], words: str) -> None:
@@ -121,9 +122,27 @@ def test_the_sample_is_the_cat() -> None:
     assert difference.mean() < 3  # a JPEG of the same picture
 
 
-def test_help_fits_and_names_the_commands() -> None:
+def test_pictures_whose_results_would_overwrite_each_other_are_refused(tmp_path: Path) -> None:
+    twin = tmp_path / "chelsea.jpg"
+    twin.write_bytes(SAMPLE.read_bytes())
+    code, _, err = run("explain", str(CAT), str(twin), "--out", str(tmp_path))
+    assert code == 2
+    assert "would both be written to" in err
+    assert not (tmp_path / "chelsea.heat.jpg").exists()
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
+    odd = tmp_path / "a[/b].jpg"
+    odd.parent.mkdir(parents=True, exist_ok=True)
+    odd.write_bytes(SAMPLE.read_bytes())
+    code, out, _ = run("explain", str(odd))
+    assert code == 0
+    assert "a[/b].heat.jpg" in out
+
+
+def test_help_names_the_commands_within_80_columns() -> None:
     code, out, _ = run("--help")
     assert code == 0
     for command in ("serve", "explain", "models", "methods", "doctor"):
         assert command in out
-    assert io.StringIO(out).readline()
+    assert max(map(len, out.splitlines())) <= 80

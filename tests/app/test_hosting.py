@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from app.config import Settings
+from app.engine import ShuttingDown
 from app.hosting import Host, Hosts, Payload
 from explainers import Explanation, Target
-from models import Registry
+from explainers.errors import LayerNotSpatial, UnknownLayer
+from models import ModelError, Registry
 
 
 def model(folder: Path, text: str) -> Registry:
@@ -47,6 +49,45 @@ def test_the_default_layer_is_found_and_its_map_is_not_empty(
     hosts.close()
 
 
+def test_a_branch_that_the_score_does_not_depend_on_is_passed_over(models_dir: Path) -> None:
+    hosts = Hosts(Registry(models_dir), Settings(torch_threads=1))
+    assert hosts.ready("branch").default_layer == "second"
+    hosts.close()
+
+
+def test_a_layer_without_a_grid_is_refused_and_a_misspelt_default_stops_the_load(tmp_path: Path) -> None:
+    # maxvit's partition folds windows into the channels' place: four axes, but no picture
+    hosts = Hosts(model(tmp_path, 'arch = "timm:maxvit_rmlp_pico_rw_256"'), Settings(torch_threads=1))
+    host = hosts.ready("m")
+    flat = next(layer for layer in host.layers if layer.layout is None and layer.shape and len(layer.shape) == 4)
+    with pytest.raises(LayerNotSpatial, match="no spatial grid was found"):
+        explain(host, [flat.name])
+    hosts.close()
+    hosts = Hosts(model(tmp_path, 'arch = "torchvision:resnet18"\nlayer = "layer44"'), Settings(torch_threads=1))
+    with pytest.raises(UnknownLayer, match="layer4"):
+        hosts.ready("m")
+    hosts.close()
+
+
+def test_a_failed_load_is_remembered_for_a_while_and_costs_no_loaded_model(models_dir: Path, tmp_path: Path) -> None:
+    for file in models_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "broken.toml").write_text('arch = "torchvision:resnet18"\nweights = "broken.pth"')
+    (tmp_path / "broken.pth").write_bytes(b"not weights")
+    hosts = Hosts(Registry(tmp_path), Settings(torch_threads=1, default_model="small", max_loaded_models=1))
+    good = hosts.ready("binary")
+    with pytest.raises(ModelError):
+        hosts.ready("broken")
+    broken = hosts.peek("broken")
+    with pytest.raises(ModelError):
+        hosts.ready("broken")
+    assert hosts.peek("broken") is broken
+    assert hosts.ready("binary") is good
+    hosts.close()
+    with pytest.raises(ShuttingDown):
+        hosts.get("binary")
+
+
 def test_a_layer_named_in_the_model_file_is_the_default(tmp_path: Path) -> None:
     hosts = Hosts(model(tmp_path, 'arch = "torchvision:resnet18"\nlayer = "layer3"'), Settings(torch_threads=1))
     assert hosts.ready("m").default_layer == "layer3"
@@ -55,13 +96,13 @@ def test_a_layer_named_in_the_model_file_is_the_default(tmp_path: Path) -> None:
 
 def test_an_unloaded_model_leaves_the_memory_and_its_thread_ends(models_dir: Path) -> None:
     hosts = Hosts(Registry(models_dir), Settings(torch_threads=1, default_model="small"))
+    before = set(threading.enumerate())
     module = weakref.ref(hosts.ready("binary").model.module)
-    before = threading.active_count()
-    thread = next(thread for thread in threading.enumerate() if thread.name == "owner-binary")
+    (thread,) = set(threading.enumerate()) - before
     assert hosts.unload("binary")
     assert not hosts.unload("binary")
     thread.join(10)
-    assert threading.active_count() == before - 1
+    assert not thread.is_alive()
     gc.collect()
     assert module() is None
     hosts.close()

@@ -50,7 +50,7 @@ def test_a_full_queue_is_503_with_retry_after_and_everyone_accepted_is_answered(
         waiting = pool.submit(explain, app.test_client(), cat, "slow")
         owner = app.extensions["heatlens"].hosts.peek("slow").owner
         while owner.waiting == 0:
-            pass
+            assert not waiting.done(), waiting.result()
         status, problem, retry_after = explain(pressed, cat, "slow")
         assert (status, problem["code"], problem["limit"]) == (503, "queue_full", 1)
         assert retry_after is not None

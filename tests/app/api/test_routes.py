@@ -152,5 +152,16 @@ def test_every_error_code_is_documented_once(client: FlaskClient) -> None:
     assert all(f'id="{code}"' in page for code in codes)
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "PNG")
-    problem = json.loads(client.put("/v1/explain?alpha=2", data=picture.getvalue()).data)
-    assert problem["type"] == "/docs/errors#bad_option"
+    field = b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\n' + b"x" * 600_000 + b"\r\n--b--\r\n"
+    answers = [
+        client.put("/v1/explain?alpha=2", data=picture.getvalue()),
+        client.put("/v1/explain", data=b"x"),
+        client.get("/nowhere"),
+        client.delete("/v1/models"),
+        client.post("/v1/explain", data={f"f{n}": "1" for n in range(200)}, content_type="multipart/form-data"),
+        client.post("/v1/explain", data=field, content_type="multipart/form-data; boundary=b"),
+        client.post("/v1/explain", data=bytes(5 * 2**20)),
+    ]
+    found = [json.loads(answer.data)["type"] for answer in answers]
+    assert len(set(found)) == 6
+    assert all(f'id="{type_.removeprefix("/docs/errors#")}"' in page for type_ in found)
