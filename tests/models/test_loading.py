@@ -155,7 +155,8 @@ def test_the_scores_may_be_one_of_several_outputs(kind: str, selector: int | str
 
 def test_convolutional_networks_are_channels_last_unless_the_specification_says_otherwise() -> None:
     """The network has one convolution, like a transformer that cuts patches: "auto" leaves it."""
-    several = load(spec(arch="torchvision:resnet18")).module.get_submodule("conv1").weight
+    resnet = ModelSpec(name="mine", arch="torchvision:resnet18", weights=RandomWeights())
+    several = load(resnet).module.get_submodule("conv1").weight
     assert isinstance(several, torch.Tensor)
     assert several.is_contiguous(memory_format=torch.channels_last)
     for wish, expected in [("auto", False), ("channels_last", True), ("contiguous", False)]:
