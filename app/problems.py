@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from flask import Flask, Response, current_app, g, json, request
+from gunicorn.http.errors import ParseException
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
@@ -47,6 +48,7 @@ def register(app: Flask) -> None:
     for known in KNOWN_ERRORS:
         app.register_error_handler(known, _known)
     app.register_error_handler(HTTPException, _http)
+    app.register_error_handler(ParseException, _unreadable)
     app.register_error_handler(Exception, _unknown)
 
 
@@ -129,6 +131,10 @@ def _http(error: HTTPException) -> Response:
     if allow := dict(error.get_headers()).get("Allow"):
         response.headers["Allow"] = allow
     return response
+
+
+def _unreadable(_error: ParseException) -> Response:
+    return problem(HTTPStatus.BAD_REQUEST, "bad_request_body", "The body's chunks cannot be read.")
 
 
 def _too_large() -> Response:

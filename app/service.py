@@ -33,7 +33,7 @@ than half a grey level on average."""
 _DECODERS = 4
 """Pictures decoded at once: a large one takes hundreds of megabytes."""
 
-_TOP = re.compile(r"top(\d{1,4})")
+_TOP = re.compile(r"top([0-9]{1,4})")
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,13 @@ class Service:
 
     def _targets(self, options: ExplainOptions, model: LoadedModel) -> tuple[Target, ...]:
         versus = None if options.versus is None else _class(options.versus, model, "versus")
-        chosen = [of for name in options.target for of in _classes(name, model)]
         limit = self.settings.max_targets
-        if len(chosen) > limit:
-            msg = f"{len(chosen)} targets were asked for, the limit is {limit} (HEATLENS_MAX_TARGETS)."
-            raise LimitExceeded(msg, field="target", limit=limit)
+        chosen: list[int | Rank] = []
+        for name in options.target:
+            chosen += _classes(name, model)
+            if len(chosen) > limit:
+                msg = f"More targets were asked for than the limit of {limit} (HEATLENS_MAX_TARGETS)."
+                raise LimitExceeded(msg, field="target", limit=limit)
         return tuple(Target(of, versus) for of in chosen)
 
     def _layers(self, options: ExplainOptions, method: Method, host: Host) -> list[str]:

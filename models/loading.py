@@ -187,12 +187,21 @@ def _torchvision_network(spec: ModelSpec, weights: TorchvisionWeights, path: Pat
 
 
 @contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Draw from a fixed seed inside the `with`; the CPU generator is as before afterwards.
+def _own_default_dtype() -> Iterator[None]:
+    dtype = torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
 
-    There is one CPU generator for all threads, so only one model at a time is built.
+
+@contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Draw from a fixed seed inside the `with`; the CPU generator and the default dtype are as before afterwards.
+
+    Both are the whole process's, so only one model at a time is built.
     """
-    with _BUILDING, torch.random.fork_rng(devices=[]):
+    with _BUILDING, _own_default_dtype(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_SEED)
         yield
 

@@ -1,9 +1,12 @@
 """`/v1/explain`, `/v1/predict` and `/v1/methods`."""
 
 import hashlib
+import re
 
 from flask import Response, g, request
 from flask_openapi3 import APIBlueprint, Tag
+from werkzeug.datastructures import MIMEAccept
+from werkzeug.http import parse_accept_header
 
 from app.api.documents import PROBLEMS, picture_operation, picture_responses
 from app.api.requests import read_picture
@@ -13,6 +16,9 @@ from app.schemas.answers import ExplainAnswer, MethodList, PredictAnswer
 from app.schemas.checking import check
 from app.schemas.options import ExplainOptions, Format, PredictOptions
 from app.service import Explained, Service
+
+_PARAMETER = re.compile(r";\s*(?!q=)[^;,]*")
+"""A parameter of a media type, such as `charset=utf-8`: what is offered has none."""
 
 
 def blueprint(service: Service) -> APIBlueprint:
@@ -73,9 +79,10 @@ def _format(options: ExplainOptions) -> Format:
         return options.format
     transparent = options.view == "layer"
     offered = {media: format_ for format_, media in MEDIA_TYPES.items() if not (transparent and format_ == "jpeg")}
-    if not request.accept_mimetypes:
+    wanted = parse_accept_header(_PARAMETER.sub("", request.headers.get("Accept", "")), MIMEAccept)
+    if not wanted:
         return next(iter(offered.values()))
-    best = request.accept_mimetypes.best_match(offered)
+    best = wanted.best_match(offered)
     if best is None:
         msg = f"None of what the Accept header asks for can be made; valid are {', '.join(offered)}."
         raise NotAcceptable(msg, choices=list(offered))

@@ -27,6 +27,9 @@ def read_picture() -> tuple[bytes, dict[str, Any]]:
     in both cases from the query too, for what the body does not say.
     """
     query = _options(request.args)
+    if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+        msg = f"Content-Encoding {encoding[:100]!r} is not understood; send the body as it is."
+        raise UnsupportedMediaType(msg, field="Content-Encoding", choices=["identity"])
     if request.mimetype == "multipart/form-data":
         data, options = _multipart()
     elif request.mimetype == "application/json":
@@ -48,6 +51,9 @@ def read_picture() -> tuple[bytes, dict[str, Any]]:
 def _body() -> bytes:
     """Return the raw body. Werkzeug cuts one that comes in chunks off at the limit instead of refusing it."""
     data = request.get_data()
+    if request.content_length is not None and len(data) < request.content_length:
+        msg = f"The body ended after {len(data)} of {request.content_length} bytes."
+        raise BadRequestBody(msg)
     limit = current_app.config["MAX_CONTENT_LENGTH"]
     if request.content_length is None and limit is not None and len(data) >= limit:
         raise RequestEntityTooLarge
@@ -55,9 +61,9 @@ def _body() -> bytes:
 
 
 def _multipart() -> tuple[bytes, dict[str, Any]]:
-    unknown = sorted(set(request.files) - {"image"})
+    unknown = [name for name in request.files if name != "image"]
     if unknown:
-        msg = f"The multipart form has a file {unknown[0][:100]!r}; the picture's part is called 'image'."
+        msg = f"The multipart form has a file {str(unknown[0])[:100]!r}; the picture's part is called 'image'."
         raise BadRequestBody(msg, field="image")
     files = request.files.getlist("image")
     if len(files) > 1:
@@ -69,6 +75,8 @@ def _multipart() -> tuple[bytes, dict[str, Any]]:
 def _options(fields: "MultiDict[str, str]") -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, values in fields.lists():
+        if not name:
+            raise BadRequestBody("A field of the request has no name.")
         if name in REPEATABLE:
             options[name] = [from_text(name, value) for value in values]
         elif len(values) == 1:

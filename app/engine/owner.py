@@ -138,7 +138,7 @@ class Owner(Generic[P, R]):
     def _work(self, prepare: Callable[[], Run[P, R]]) -> None:
         try:
             run = prepare()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is the answer of all who wait
+        except BaseException as error:  # noqa: BLE001 - whatever it is (sys.exit too), all who wait are told
             _log.info("preparing %s failed", self.name, exc_info=error)
             error.with_traceback(None)  # it would hold what was half prepared
             with self._changed:
@@ -165,8 +165,8 @@ class Owner(Generic[P, R]):
             (answer,) = run(job.key, [job.payload])
         except Exception as error:  # noqa: BLE001 - the thread outlives any job; the error is the job's answer
             answer = error
-        except SystemExit as error:  # foreign code may call sys.exit
-            answer = RuntimeError(f"the model's code called sys.exit({error.code!r})")
+        except BaseException as error:  # noqa: BLE001 - foreign code may call sys.exit
+            answer = RuntimeError(f"the model's code raised {error!r}")
         job.finished = self._clock()
         self._mean_run_s += 0.2 * (job.run_s - self._mean_run_s)
         if isinstance(answer, Exception):

@@ -33,6 +33,8 @@ class ExplainOptions(BaseModel):
     target: list[ClassName] = Field(
         ["predicted"],
         min_length=1,
+        max_length=100,
+        fail_fast=True,
         description="What to explain, repeatable: a class index, a label, `predicted`, or `top<n>` (the n best).",
     )
     versus: ClassName | None = Field(
@@ -41,7 +43,10 @@ class ExplainOptions(BaseModel):
         "(index, label or `predicted`).",
     )
     layer: list[Name] = Field(
-        [], max_length=8, description="Target layer, see `/v1/models/{model}/layers`; absent: the model's default."
+        [],
+        max_length=8,
+        fail_fast=True,
+        description="Target layer, see `/v1/models/{model}/layers`; absent: the model's default.",
     )
     view: View = Field(
         "overlay",

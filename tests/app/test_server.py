@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -64,6 +65,19 @@ def test_a_body_in_chunks_beyond_the_limit_is_refused(server: Server) -> None:
     assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
 
 
+@pytest.mark.parametrize(
+    "request_", [b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"Content-Length: 9\r\nConnection: close\r\n\r\nab"]
+)
+def test_a_body_that_breaks_off_is_a_400(server: Server, request_: bytes) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"POST /v1/explain HTTP/1.1\r\nHost: x\r\n" + request_)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b" 400 " in answer.splitlines()[0]
+    assert b'"code": "bad_request_body"' in answer
+
+
 def test_sigterm_finishes_what_is_in_flight_and_stops_cleanly(cat: bytes) -> None:
     running = start_server(workers="1", torch_threads="1", log_level="warning")
     answers: list[int] = []
@@ -81,6 +95,7 @@ def test_sigterm_finishes_what_is_in_flight_and_stops_cleanly(cat: bytes) -> Non
     deadline = time.monotonic() + 30
     while _connections(running) < len(threads) and not answers:
         assert time.monotonic() < deadline
+    httpx.get(f"{running.url}/healthz")  # accepted after the others, so those are in the server's hands
     said = stop_server(running)
     for thread in threads:
         thread.join()

@@ -10,6 +10,8 @@ from flask.testing import FlaskClient
 URL = "/v1/explain"
 JPEG_START = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01\x00\x01\x00\x00"
 
+NAMELESS = b"--b\r\nContent-Disposition: form-data; \r\n\r\nx\r\n--b--\r\n"
+
 BODIES: list[tuple[str, bytes, str, int, str]] = [
     ("nothing", b"", "image/png", 400, "bad_request_body"),
     ("text", b"hello", "image/png", 415, "unsupported_image_format"),
@@ -23,6 +25,7 @@ BODIES: list[tuple[str, bytes, str, int, str]] = [
     ("no image", b"{}", "application/json", 400, "bad_request_body"),
     ("image as text", b'{"image": "x"}', "application/json", 400, "bad_request_body"),
     ("image by URL", b'{"image": {"url": "http://127.0.0.1/"}}', "application/json", 400, "bad_request_body"),
+    ("field without a name", NAMELESS, "multipart/form-data; boundary=b", 400, "bad_request_body"),
     ("no base64", b'{"image": {"base64": "a$"}}', "application/json", 400, "bad_request_body"),
     ("beyond ASCII", '{"image": {"base64": "é"}}'.encode(), "application/json", 400, "bad_request_body"),
     ("not UTF-8", b'{"image": "\xff"}', "application/json", 400, "bad_request_body"),
@@ -67,6 +70,24 @@ def test_a_form_without_or_with_too_many_pictures(client: FlaskClient, cat: byte
 def test_an_option_in_query_and_body_is_ambiguous(client: FlaskClient, cat: bytes) -> None:
     response = client.post(f"{URL}?alpha=0.5", data={"image": (io.BytesIO(cat), "a"), "alpha": "0.6"})
     assert (response.status_code, json.loads(response.data)["field"]) == (422, "alpha")
+
+
+def test_a_content_encoding_is_named(client: FlaskClient, cat: bytes) -> None:
+    response = client.put(URL, data=cat, headers={"Content-Encoding": "gzip"})
+    problem = json.loads(response.data)
+    assert (response.status_code, problem["code"], problem["field"]) == (
+        415,
+        "unsupported_media_type",
+        "Content-Encoding",
+    )
+
+
+@pytest.mark.parametrize("targets", [["top9999"] * 20_000, [None] * 100_000, ["0"] * 11])
+def test_many_targets_cost_nothing(client: FlaskClient, cat: bytes, targets: list[object]) -> None:
+    body = {"image": {"base64": base64.b64encode(cat).decode()}, "target": targets}
+    response = client.post(URL, json=body)
+    assert (response.status_code, json.loads(response.data)["field"]) == (422, "target")
+    assert len(response.data) < 1000
 
 
 def test_a_data_url_is_understood(client: FlaskClient, cat: bytes) -> None:

@@ -139,6 +139,7 @@ def test_the_array_is_signed_lies_in_the_displayed_frame_and_is_zero_where_nobod
         ("image/*", "image/jpeg"),
         ("image/avif,image/webp,*/*;q=0.8", "image/webp"),
         ("application/json", "application/json"),
+        ("application/json;charset=utf-8", "application/json"),
         ("application/x-npy", "application/x-npy"),
         ("text/html,application/json;q=0.5", "application/json"),
     ],

@@ -1,6 +1,8 @@
 """The owner thread: every accepted job gets exactly one answer."""
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -96,6 +98,62 @@ def test_an_error_is_the_answer_of_its_own_job_only() -> None:
         with pytest.raises(ValueError, match="returned"):
             jobs[2].result()
         assert jobs[3].result() == 3
+
+
+def test_sys_exit_in_foreign_code_is_an_answer_too() -> None:
+    def run(_key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+        if payloads[0] == 1:
+            sys.exit(3)
+        return list(payloads)
+
+    with owning(lambda: run) as owner:
+        jobs = [owner.submit("k", n, timeout_s=10) for n in (1, 2)]
+        with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
+            jobs[0].result()
+        assert jobs[1].result() == 2
+    with owning(sys.exit) as owner:
+        with pytest.raises(SystemExit):
+            owner.wait_until_ready(timeout_s=10)
+        assert owner.state == "failed"
+
+
+def test_who_gave_up_holds_no_place_in_the_queue() -> None:
+    gate = Gate()
+    with owning(lambda: gate, capacity=1) as owner:
+        owner.submit("k", 1, timeout_s=10)
+        gate.entered.acquire()
+        with pytest.raises(DeadlineExceeded):
+            owner.submit("k", 2, timeout_s=0).result()
+        patient = owner.submit("k", 3, timeout_s=10)
+        gate.may_go.release(2)
+        assert patient.result() == 6
+
+
+def test_those_who_wait_for_the_model_are_bounded_too() -> None:
+    may_go = threading.Event()
+
+    def prepare() -> Callable[[Hashable, Sequence[int]], list[int | Exception]]:
+        may_go.wait()
+        return double
+
+    with owning(prepare, capacity=2) as owner:
+        waiting = [threading.Thread(target=owner.wait_until_ready, kwargs={"timeout_s": 10}) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        deadline = time.monotonic() + 10
+        refused = False
+        while not refused and time.monotonic() < deadline:
+            try:
+                owner.wait_until_ready(timeout_s=0)
+            except QueueFull:
+                refused = True
+            except DeadlineExceeded:
+                continue  # the two are not there yet
+        assert refused
+        may_go.set()
+        for thread in waiting:
+            thread.join()
+        owner.wait_until_ready(timeout_s=10)
 
 
 def test_an_expired_job_is_not_run() -> None:
