@@ -194,8 +194,12 @@ def methods(as_json: AsJson = False) -> None:
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine has: versions, devices, models, caches, and every setting."""
     from app.doctor import examine
+    from models import ModelError
 
-    report = examine(load_settings())
+    try:
+        report = examine(load_settings())
+    except ModelError as error:  # a file in the models folder
+        _fail(str(error), code=1)
     if as_json:
         print(json.dumps(report, indent=2))  # noqa: T201
         return

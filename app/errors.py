@@ -72,6 +72,12 @@ class AdminDisabled(ServiceError):
     code = "admin_disabled"
 
 
+class DeviceUnavailable(ServiceError):
+    """The operator asked for a GPU that is not there."""
+
+    code = "device_unavailable"
+
+
 class NoDefaultLayer(ServiceError):
     """No layer of the model qualifies as the default."""
 

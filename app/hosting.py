@@ -1,5 +1,6 @@
 """Models in memory: each is loaded, traced, hooked and run by its one owner thread, and by nobody else."""
 
+import logging
 import threading
 import time
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 import explainers
 from app.config import Settings
 from app.engine import Job, Owner, ShuttingDown
+from app.errors import DeviceUnavailable
 from explainers import Explanation, Subject, Target
 from explainers.batch import ToGrid
 from explainers.errors import ExplainError, LayerNotSpatial
@@ -23,6 +25,7 @@ from models.layers import LayerInfo, LayerTracer
 from models.loading import LoadedModel, load, require_weights
 
 _RETRY_FAILED_S = 10.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Host:
     # From here on everything runs in the owner thread.
 
     def _prepare(self) -> Any:
+        started = time.monotonic()
+        _log.info("loading %s", self.spec.name)
         torch.set_num_threads(self._settings.torch_thread_count)
         self.model = load(self.spec, device=_device(self._settings.device), allow_download=self._may_download)
         self._subject = Subject(self.model.module, self.model.scores)
@@ -96,6 +101,7 @@ class Host:
         if self.spec.layer is not None:
             self._try_layer(self.spec.layer, sample)
         self.default_layer = self.spec.layer or self._choose_layer(tracer.candidates, sample)
+        _log.info("loaded %s on %s in %.1f s", self.spec.name, self.model.device, time.monotonic() - started)
         return self._run
 
     def _sample(self) -> Tensor:
@@ -243,6 +249,8 @@ class Hosts:
 
 
 def _device(setting: str) -> str:
+    if setting.startswith("cuda") and not torch.cuda.is_available():
+        raise DeviceUnavailable(f"HEATLENS_DEVICE is {setting}, but torch finds no GPU here; set it to auto or cpu.")
     if setting != "auto":
         return setting
     return "cuda" if torch.cuda.is_available() else "cpu"

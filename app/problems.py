@@ -22,6 +22,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     service_errors.BadRequestBody: HTTPStatus.BAD_REQUEST,
     service_errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     service_errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    service_errors.DeviceUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     service_errors.AdminDisabled: HTTPStatus.FORBIDDEN,
     explain_errors.ExplainError: HTTPStatus.UNPROCESSABLE_ENTITY,
     explain_errors.NonFiniteScores: HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -218,7 +218,9 @@ def _class(name: ClassName, model: LoadedModel, field: str) -> int | Rank:
     if found:
         msg = f"{field}: {len(found)} classes are called {name!r}; give the index, one of {', '.join(map(str, found))}."
         raise UnknownLabel(msg, field=field, choices=found)
-    close = close_matches(name, model.labels)
+    part = [label for label in model.labels if name.casefold() in label.casefold()]
+    part.sort(key=lambda label: name.casefold() not in label.casefold().split())  # whole words first
+    close = part[:3] or close_matches(name, model.labels)
     hint = f"did you mean {', '.join(map(repr, close))}?" if close else "see /v1/models/{model}/labels."
     msg = f"{field}: the model has no class {name!r}; {hint}"
     raise UnknownLabel(msg, field=field, close_matches=close)

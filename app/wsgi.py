@@ -26,7 +26,9 @@ def application() -> Flask:
         service = app.extensions["heatlens"]
         service.start()
     except KNOWN_ERRORS as error:
-        logging.getLogger(__name__).critical("%s", error)
+        logging.getLogger(__name__).critical(
+            "cannot start (HEATLENS_DEFAULT_MODEL, HEATLENS_MODELS, HEATLENS_MODELS_DIR): %s", error
+        )
         sys.exit(_BOOT_FAILED)
     atexit.register(service.close)
     return app

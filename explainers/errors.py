@@ -28,7 +28,7 @@ class ExplainError(Exception):
 
 
 class UnknownMethod(ExplainError):
-    """No method of this name is registered."""
+    """There is no method of this name."""
 
     code = "unknown_method"
     field = "method"
@@ -49,7 +49,7 @@ class UnknownLayer(ExplainError):
 
 
 class LayerNeverRan(ExplainError):
-    """The forward pass did not execute the layer, so its hook never fired."""
+    """The model did not run the layer for this picture."""
 
     code = "layer_never_ran"
     field = "layer"

@@ -8,7 +8,7 @@ from flask_openapi3 import APIBlueprint, Tag
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from app.api.documents import PROBLEMS, picture_operation, picture_responses
+from app.api.documents import PROBLEMS, operation_id, picture_operation, picture_responses
 from app.api.requests import read_picture
 from app.drawing import MEDIA_TYPES, Drawing, prediction
 from app.errors import NotAcceptable
@@ -24,16 +24,17 @@ _PARAMETER = re.compile(r";\s*(?!q=)[^;,]*")
 def blueprint(service: Service) -> APIBlueprint:
     """Return the routes."""
     api = APIBlueprint(
-        "explain", __name__, url_prefix="/v1", abp_tags=[Tag(name="explanations")], abp_responses=PROBLEMS
+        "explain",
+        __name__,
+        url_prefix="/v1",
+        operation_id_callback=operation_id,
+        abp_tags=[Tag(name="explanations")],
+        abp_responses=PROBLEMS,
     )
     of_methods = service.catalogue.parameter_schemas()
 
     def explain() -> Response:
-        """Explain a picture.
-
-        Returns a heatmap of where the model saw evidence for a class, as picture, array or JSON. The option
-        `format`, else the `Accept` header, decides which.
-        """
+        """Show where the model saw evidence for a class: as picture, array or JSON, by `format` or else `Accept`."""
         data, raw = read_picture()
         options, parameters = check(ExplainOptions, raw, parameters=of_methods)
         format_ = _format(options)

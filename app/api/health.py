@@ -5,13 +5,14 @@ from http import HTTPStatus
 from flask import Response
 from flask_openapi3 import APIBlueprint, Tag
 
+from app.api.documents import operation_id
 from app.schemas.answers import Health
 from app.service import Service
 
 
 def blueprint(service: Service) -> APIBlueprint:
     """Return the routes."""
-    api = APIBlueprint("health", __name__, abp_tags=[Tag(name="health")])
+    api = APIBlueprint("health", __name__, operation_id_callback=operation_id, abp_tags=[Tag(name="health")])
 
     @api.get("/healthz", responses={200: Health})
     def healthz() -> Response:

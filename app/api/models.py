@@ -4,7 +4,7 @@ from flask import Response
 from flask_openapi3 import APIBlueprint, Tag
 from pydantic import BaseModel, Field
 
-from app.api.documents import PROBLEMS
+from app.api.documents import PROBLEMS, operation_id
 from app.errors import AdminDisabled
 from app.schemas.answers import LabelList, LayerList, ModelDetail, ModelList
 from app.schemas.options import Name
@@ -26,7 +26,14 @@ class LabelQuery(BaseModel, extra="forbid"):
 
 def blueprint(service: Service) -> APIBlueprint:
     """Return the routes."""
-    api = APIBlueprint("models", __name__, url_prefix="/v1", abp_tags=[Tag(name="models")], abp_responses=PROBLEMS)
+    api = APIBlueprint(
+        "models",
+        __name__,
+        url_prefix="/v1",
+        operation_id_callback=operation_id,
+        abp_tags=[Tag(name="models")],
+        abp_responses=PROBLEMS,
+    )
 
     @api.get("/models", responses={200: ModelList})
     def models() -> Response:

@@ -77,6 +77,9 @@ def _options(fields: "MultiDict[str, str]") -> dict[str, Any]:
     for name, values in fields.lists():
         if not name:
             raise BadRequestBody("A field of the request has no name.")
+        values = [value for value in values if value]  # an empty field of a form is one that was left out
+        if not values:
+            continue
         if name in REPEATABLE:
             options[name] = [from_text(name, value) for value in values]
         elif len(values) == 1:

@@ -15,18 +15,18 @@ class EngineError(Exception):
 
 
 class QueueFull(EngineError):
-    """The owner's queue is at its bound (`limit`, `retry_after_s`)."""
+    """Too many requests wait for this model already (`limit`, `retry_after_s`)."""
 
     code = "queue_full"
 
 
 class DeadlineExceeded(EngineError):
-    """The job's time was over before it was answered."""
+    """The request was not answered within its time."""
 
     code = "deadline_exceeded"
 
 
 class ShuttingDown(EngineError):
-    """The owner takes no more jobs."""
+    """The model, or the service, is being shut down."""
 
     code = "shutting_down"

@@ -90,6 +90,12 @@ def test_many_targets_cost_nothing(client: FlaskClient, cat: bytes, targets: lis
     assert len(response.data) < 1000
 
 
+def test_an_empty_field_of_a_form_is_one_that_was_left_out(client: FlaskClient, cat: bytes) -> None:
+    fields = {"model": "", "target": "", "versus": "", "layer": "", "alpha": ""}
+    response = client.post(URL, data={"image": (io.BytesIO(cat), "cat.png"), **fields})
+    assert response.status_code == 200
+
+
 def test_a_data_url_is_understood(client: FlaskClient, cat: bytes) -> None:
     text = "data:image/png;base64," + base64.b64encode(cat).decode()
     assert client.post(URL, json={"image": {"base64": text}}).status_code == 200

@@ -134,6 +134,11 @@ def test_the_openapi_document_is_valid_and_names_every_route(client: FlaskClient
     names = {parameter["name"] for parameter in operation["parameters"]}
     assert {"model", "method", "target", "alpha", "reduction"} <= names
     assert "image/jpeg" in operation["responses"]["200"]["content"]
+    # A client that fills in what the document offers must not send the defaults of methods that it did not ask for.
+    assert not any("default" in parameter["schema"] for parameter in operation["parameters"])
+    identifiers = [o["operationId"] for path in document["paths"].values() for o in path.values()]
+    assert "explain" in identifiers
+    assert len(identifiers) == len(set(identifiers))
 
 
 def test_every_answer_carries_the_security_headers(client: FlaskClient) -> None:
