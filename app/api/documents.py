@@ -14,6 +14,7 @@ from flask_openapi3.types import ResponseDict
 from pydantic import BaseModel
 
 from app.schemas.answers import Problem
+from app.schemas.checking import REPEATABLE
 
 _BINARY = {"type": "string", "format": "binary"}
 _PROBLEM = {
@@ -29,8 +30,10 @@ def picture_operation(options: type[BaseModel], *, parameters: Mapping[str, Any]
 
     `parameters` are the JSON Schemas, by name, of what the methods take beside the options.
     """
-    schema = options.model_json_schema()
-    fields = {name: _field(field) for name, field in (schema["properties"] | dict(parameters or {})).items()}
+    own: dict[str, Any] = options.model_json_schema()["properties"]
+    fields = {name: _field(field) for name, field in (own | dict(parameters or {})).items()}
+    filled_in = {name: field | _filling(own.get(name, {})) for name, field in fields.items()}
+    repeated = {name: {"style": "form", "explode": True} for name in sorted(REPEATABLE & own.keys())}
     image = {"type": "object", "properties": {"base64": {"type": "string"}}, "required": ["base64"]}
     return {
         "parameters": [
@@ -49,8 +52,8 @@ def picture_operation(options: type[BaseModel], *, parameters: Mapping[str, Any]
             "content": {
                 "image/*": {"schema": _BINARY},
                 "application/octet-stream": {"schema": _BINARY},
-                "multipart/form-data": {"schema": _object(fields, image=_BINARY)},
-                "application/json": {"schema": _object(fields, image=image)},
+                "multipart/form-data": {"schema": _object(filled_in, image=_BINARY), "encoding": repeated},
+                "application/json": {"schema": _object(fields, image=image), "example": {"image": {"base64": ""}}},
             },
         },
     }
@@ -68,6 +71,11 @@ def _field(schema: Mapping[str, Any]) -> dict[str, Any]:
     if schema.get("default") is not None:
         field["description"] = f"{field.get('description', '')} Default: {json.dumps(schema['default'])}.".strip()
     return field
+
+
+def _filling(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a form made from the document is to show in a field: the default, or nothing."""
+    return {"default": schema["default"]} if schema.get("default") is not None else {"example": ""}
 
 
 def picture_responses(answer: type[BaseModel], media_types: Iterable[str]) -> ResponseDict:

@@ -496,3 +496,17 @@ def contrast(element: Locator) -> float:
     ink: str = element.evaluate("(element) => getComputedStyle(element).color")
     pair = (luminance(tuple(map(int, re.findall(r"\d+", ink)[:3]))), luminance(background(element)))
     return (max(pair) + 0.05) / (min(pair) + 0.05)
+
+
+@pytest.mark.parametrize("content_type", ["multipart/form-data", "image/*"])
+def test_the_documentation_can_be_tried_out_as_it_stands(visit: Visit, content_type: str) -> None:
+    """What the page fills in by itself is a valid request."""
+    visit.page.goto(f"{visit.page.url}docs")
+    route = visit.page.locator(".opblock", has_text="/v1/explain").first
+    route.locator(".opblock-summary").click()
+    route.get_by_role("button", name="Try it out").click()
+    route.locator(".opblock-section-request-body select").first.select_option(content_type)
+    route.locator("input[type=file]").set_input_files(PICTURES / "chelsea.png")
+    with visit.page.expect_response("**/v1/explain*") as answer:
+        route.get_by_role("button", name="Execute").click()
+    assert answer.value.status == 200
