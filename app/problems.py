@@ -118,7 +118,7 @@ def _classes(base: type[KnownError]) -> list[type[KnownError]]:
 def _known(error: KnownError) -> Response:
     status = status_of(type(error))
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.warning("%s: %s", error.code, error)
+        _log.warning("request %s: %s: %s", g.request_id, error.code, error)
     extra = {"field": error.field, **error.extra}
     return problem(status, error.code, str(error), **extra)
 

@@ -34,7 +34,7 @@ def blueprint(service: Service) -> APIBlueprint:
     of_methods = service.catalogue.parameter_schemas()
 
     def explain() -> Response:
-        """Show where the model saw evidence for a class: as picture, array or JSON, by `format` or else `Accept`."""
+        """Explain a picture."""
         data, raw = read_picture()
         options, parameters = check(ExplainOptions, raw, parameters=of_methods)
         format_ = _format(options)
@@ -51,7 +51,11 @@ def blueprint(service: Service) -> APIBlueprint:
 
     operation = picture_operation(ExplainOptions, parameters=of_methods)
     api.post(
-        "/explain", openapi_extensions=operation, responses=picture_responses(ExplainAnswer, MEDIA_TYPES.values())
+        "/explain",
+        description="Returns a heatmap of where the model saw evidence for a class, as picture, array or JSON. "
+        "The option `format`, else the `Accept` header, decides which.",
+        openapi_extensions=operation,
+        responses=picture_responses(ExplainAnswer, MEDIA_TYPES.values()),
     )(explain)
     # `curl -T cat.jpg URL` sends a PUT.
     api.put("/explain", doc_ui=False)(explain)
