@@ -82,7 +82,7 @@ class Drawing:
         return {
             "X-HeatLens-Model": explained.model.spec.name,
             "X-HeatLens-Method": explained.method.name,
-            "X-HeatLens-Layer": ",".join(explained.layers),
+            "X-HeatLens-Layer": ",".join(map(quote, explained.layers)),
             "X-HeatLens-Target": str(index),
             "X-HeatLens-Label": quote(explained.model.labels[index]),
             "X-HeatLens-Score": repr(float(explained.scores[index])),

@@ -28,7 +28,7 @@ def build(spec: ModelSpec) -> nn.Module:
     factory = _FACTORIES[source](name)
     try:
         module = factory(**spec.arch_options)
-    except Exception as error:  # the factory is foreign code
+    except (Exception, SystemExit) as error:  # the factory is foreign code
         msg = f"The factory of {spec.arch!r} failed with {type(error).__name__}; check `[arch_options]`."
         raise UnknownArchitecture(msg, arch=spec.arch) from error
     if not isinstance(module, nn.Module):
@@ -96,7 +96,7 @@ def _python_factory(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     try:
         factory = getattr(import_module(module_name), attribute, None)
-    except Exception as error:  # importing runs the operator's code
+    except (Exception, SystemExit) as error:  # importing runs the operator's code
         absent = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         reason = f"there is no module {absent!r}" if absent else type(error).__name__
         msg = f"Python module {module_name!r} cannot be imported: {reason}."

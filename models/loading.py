@@ -251,7 +251,7 @@ def _check_forward(model: LoadedModel) -> Tensor:
             return model.scores(x)
     except (ModelError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # the network is foreign code
+    except (Exception, SystemExit) as error:  # the network is foreign code
         msg = (
             f"The network of {model.spec.name!r} does not accept an input of shape {shape}: it raised "
             f"{type(error).__name__}. {_channel_hint(model) or 'Check `[preprocess]` (input_size, channels).'}"

@@ -1,5 +1,6 @@
 """Small networks with one property each, and the model files that name them."""
 
+import sys
 import threading
 from pathlib import Path
 
@@ -69,6 +70,13 @@ class Branch(Small):
         return {"logits": super().forward(x), "mask": self.mask(x)}
 
 
+class Quits(Small):
+    """Calls sys.exit instead of being made."""
+
+    def __init__(self) -> None:
+        sys.exit(0)
+
+
 class OneLogit(Small):
     """A binary head."""
 
@@ -82,6 +90,7 @@ _FILES = {
     "slow": 'arch = "python:tests.zoo:Slow"',
     "negative": 'arch = "python:tests.zoo:NegativeOnly"',
     "branch": 'arch = "python:tests.zoo:Branch"\noutput = "logits"',
+    "quits": 'arch = "python:tests.zoo:Quits"',
     "binary": 'arch = "python:tests.zoo:OneLogit"\nhead = "binary"\nlabels = ["healthy", "ill"]',
 }
 

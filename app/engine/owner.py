@@ -138,9 +138,9 @@ class Owner(Generic[P, R]):
     def _work(self, prepare: Callable[[], Run[P, R]]) -> None:
         try:
             run = prepare()
-        except BaseException as error:  # noqa: BLE001 - whatever it is (sys.exit too), all who wait are told
-            _log.info("preparing %s failed", self.name, exc_info=error)
-            error.with_traceback(None)  # it would hold what was half prepared
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, all who wait are told
+            _log.info("preparing %s failed", self.name, exc_info=raised)
+            error = _harmless(raised).with_traceback(None)  # it would hold what was half prepared
             with self._changed:
                 self.ready.set_exception(error)
             self._refuse_waiting(error)
@@ -163,10 +163,8 @@ class Owner(Generic[P, R]):
             return
         try:
             (answer,) = run(job.key, [job.payload])
-        except Exception as error:  # noqa: BLE001 - the thread outlives any job; the error is the job's answer
-            answer = error
-        except BaseException as error:  # noqa: BLE001 - foreign code may call sys.exit
-            answer = RuntimeError(f"the model's code raised {error!r}")
+        except BaseException as raised:  # noqa: BLE001 - the thread outlives any job; the error is the job's answer
+            answer = _harmless(raised)
         job.finished = self._clock()
         self._mean_run_s += 0.2 * (job.run_s - self._mean_run_s)
         if isinstance(answer, Exception):
@@ -179,7 +177,7 @@ class Owner(Generic[P, R]):
         if self.ready.done() and (error := self.ready.exception()):
             raise error.with_traceback(None)
 
-    def _refuse_waiting(self, error: BaseException) -> None:
+    def _refuse_waiting(self, error: Exception) -> None:
         with self._changed:
             waiting, self._jobs = self._jobs, deque()
         for job in waiting:
@@ -194,6 +192,11 @@ class Owner(Generic[P, R]):
             f"try again in {retry_after_s} s."
         )
         return QueueFull(msg, limit=self._capacity, retry_after_s=retry_after_s)
+
+
+def _harmless(raised: BaseException) -> Exception:
+    """Return an error that others may raise: `SystemExit` of foreign code would end whoever asks for the answer."""
+    return raised if isinstance(raised, Exception) else RuntimeError(f"foreign code raised {raised!r}")
 
 
 def _too_late() -> DeadlineExceeded:

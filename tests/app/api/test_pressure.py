@@ -69,6 +69,13 @@ def test_a_late_answer_is_504_and_the_next_request_works(pressed: FlaskClient, c
     assert explain(pressed, cat, "slow")[0] == 200
 
 
+def test_a_factory_that_calls_sys_exit_ends_nothing(pressed: FlaskClient, cat: bytes) -> None:
+    for _ in range(2):
+        status, problem, _ = explain(pressed, cat, "quits")
+        assert (status, problem["code"]) == (500, "unknown_architecture")
+    assert explain(pressed, cat, "small")[0] == 200
+
+
 def ready(client: FlaskClient) -> set[str]:
     rows = json.loads(client.get("/v1/models").data)["models"]
     return {row["name"] for row in rows if row["state"] == "ready"}
