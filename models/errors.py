@@ -101,3 +101,10 @@ class NonFiniteOutput(ModelError):
     """The network answered NaN or infinity."""
 
     code = "non_finite_output"
+
+
+class WrongChannels(ModelError):
+    """The model takes another number of channels than the picture or array has (`channels`, `given`)."""
+
+    code = "wrong_channels"
+    field = "image"

@@ -18,6 +18,7 @@ from models.preprocess import Preprocess
 from models.spec import (
     NAME_PATTERN,
     Arch,
+    Dtype,
     FileWeights,
     Head,
     Label,
@@ -49,6 +50,7 @@ class _ModelFile(BaseModel):
     preprocess: Preprocess | None = None
     layer: str | None = None
     memory_format: MemoryFormat = "auto"
+    dtype: Dtype = "float32"
     licence: str | None = None
     description: str | None = None
 
@@ -104,7 +106,7 @@ def _specification(path: Path, file: _ModelFile) -> ModelSpec:
     if not is_name(name):
         _refuse(path, "name", f"the file's name gives no valid model name; set `name` ({NAME_PATTERN})")
     given = file.model_dump(include={"arch", "arch_options", "sha256", "head", "output"})
-    given |= file.model_dump(include={"layer", "memory_format", "licence", "description"})
+    given |= file.model_dump(include={"layer", "memory_format", "dtype", "licence", "description"})
     return ModelSpec(
         name=name,
         weights=_weights(path, file),

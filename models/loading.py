@@ -3,12 +3,11 @@
 Everything that the answer depends on is verified here, so that a request can only fail for its own reasons.
 """
 
+import logging
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,46 +17,28 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from models import output
-from models.architectures import build, default_preprocess, plain
-from models.errors import (
-    CheckForwardFailed,
-    InvalidOutput,
-    InvalidWeights,
-    ModelError,
-    NonFiniteOutput,
-    WeightsMismatch,
-    WeightsUnavailable,
-)
+from models.architectures import default_preprocess
+from models.coupling import BatchNormWatch, refuse_batch_statistics, refuse_training_mode
+from models.errors import CheckForwardFailed, InvalidModelFile, InvalidOutput, ModelError, NonFiniteOutput
+from models.normalised import expose_logits
+from models.output import ScoreKind
 from models.preprocess import Preprocess
-from models.spec import (
-    EmbeddedWeights,
-    FileWeights,
-    ModelSpec,
-    RandomWeights,
-    TorchvisionWeights,
-)
-from models.weights import (
-    checked_sha256,
-    embedded_file,
-    hash_prefix,
-    own_file,
-    put_state,
-    put_state_by_order,
-    read_state,
-    torchvision_entry,
-    torchvision_file,
-)
+from models.sources import fetch as fetch
+from models.sources import locate, network
+from models.sources import require_weights as require_weights
+from models.sources import weights_present as weights_present
+from models.spec import ModelSpec
 
-_SEED = 0
-_BUILDING = threading.Lock()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A network in memory: in eval mode, every parameter frozen, float32, on `device`.
+    """A network in memory: in eval mode, every parameter frozen, in `dtype`, on `device`.
 
     `weights_sha256` is that of the weights' file, None for random weights. `labels` are as many as the scores.
-    Only one thread at a time may call `scores`; `preprocess` and `probabilities` may be called from any thread.
+    `score_kind` says what the scores are. Only one thread at a time may call `scores`; `preprocess` and
+    `probabilities` may be called from any thread.
     """
 
     spec: ModelSpec
@@ -66,15 +47,21 @@ class LoadedModel:
     labels: tuple[str, ...]
     weights_sha256: str | None
     device: torch.device
-    memory_format: torch.memory_format
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
+    score_kind: ScoreKind = "logits"
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the scores (N, K) float32 of inputs (N, C, h, w) float32; differentiable.
 
         They are the logits; a binary head's one logit z becomes the columns (-z, +z). Raises `InvalidOutput`.
         """
-        x = x.to(self.device).contiguous(memory_format=self.memory_format)
-        return output.scores(output.select(self.module(x), self.spec.output), self.spec.head)
+        return output.scores(output.logits(self.answer(x), self.score_kind), self.spec.head)
+
+    def answer(self, x: Tensor) -> Tensor:
+        """Return the tensor that the specification selects from what the network answers; raises `InvalidOutput`."""
+        x = x.to(self.device, self.dtype).contiguous(memory_format=self.memory_format)
+        return output.select(self.module(x), self.spec.output)
 
     def probabilities(self, scores: NDArray[Any]) -> NDArray[np.float64]:
         """Return the probabilities (K,) float64 of one picture's scores (K,); raises `NonFiniteOutput`."""
@@ -88,122 +75,70 @@ def load(
     allow_download: bool = False,
     progress: bool = False,
 ) -> LoadedModel:
-    """Build the network, put its weights into it and run it once.
+    """Build the network, put its weights into it, watch it once and check it once.
 
-    `allow_download` lets torchvision's weights come from the network, with a progress bar if `progress`. The
-    caller's random numbers are untouched. Raises `ModelError`: see `models.errors`.
+    `allow_download` lets torchvision's and timm's weights come from the network, with a progress bar if `progress`.
+    The caller's random numbers are untouched. Raises `ModelError`: see `models.errors`.
     """
-    path = _located(spec, allow_download=allow_download, progress=progress)
-    with _own_random_numbers():
-        module, sha256 = _with_weights(spec, path)
+    device = torch.device(device)
+    _refuse_half_on_cpu(spec, device)
+    path = locate(spec, allow_download=allow_download, progress=progress)
+    module, sha256 = network(spec, path)
     module = module.float().eval().requires_grad_(requires_grad=False).to(device)
+    refuse_training_mode(module)
+    refuse_batch_statistics(module)
     loaded = LoadedModel(
         spec=spec,
         module=module,
         preprocess=spec.preprocess or default_preprocess(spec, module),
         labels=spec.labels or (),
         weights_sha256=sha256,
-        device=torch.device(device),
-        memory_format=torch.contiguous_format,
+        device=device,
     )
-    if _suits_channels_last(loaded):
+    return _laid_out(_in_its_dtype(_watched(loaded)))
+
+
+def _refuse_half_on_cpu(spec: ModelSpec, device: torch.device) -> None:
+    if spec.dtype == "float16" and device.type == "cpu":
+        choices = ["float32", "bfloat16"]
+        msg = (
+            f'Model {spec.name!r}: dtype = "float16" is for GPUs, and this is the CPU, where it is slow and overflows; '
+            f"choose one of: {', '.join(choices)}."
+        )
+        raise InvalidModelFile(msg, key="dtype", choices=choices)
+
+
+def _watched(model: LoadedModel) -> LoadedModel:
+    """Watch the network answer: refuse what couples pictures, and take a final softmax or sigmoid away."""
+    inputs = _made_up(model)
+
+    def answer(x: Tensor) -> Tensor:
+        with _in_own_words(model), torch.no_grad():
+            return model.answer(x)
+
+    with BatchNormWatch() as batch_norms:
+        kind = expose_logits(model.module, answer, model.spec.head, inputs)
+    refuse_training_mode(model.module)
+    batch_norms.refuse_coupling(model.module, answer, *inputs)
+    if kind != "logits":
+        _log.info("model %s normalises its answer; the scores are: %s", model.spec.name, kind)
+    return replace(model, score_kind=kind)
+
+
+def _in_its_dtype(model: LoadedModel) -> LoadedModel:
+    dtype: torch.dtype = getattr(torch, model.spec.dtype)
+    return replace(model, module=model.module.to(dtype), dtype=dtype)
+
+
+def _laid_out(model: LoadedModel) -> LoadedModel:
+    """Return the model in the memory layout that suits it, checked."""
+    if _suits_channels_last(model):
         try:
-            return _checked(_laid_out(loaded, torch.channels_last))
+            return _checked(_as(model, torch.channels_last))
         except CheckForwardFailed:  # networks that reshape activations with `view` may depend on their strides
-            if spec.memory_format == "channels_last":
+            if model.spec.memory_format == "channels_last":
                 raise
-    return _checked(_laid_out(loaded, torch.contiguous_format))
-
-
-def fetch(spec: ModelSpec, *, progress: bool = False) -> str | None:
-    """Bring the model's weights onto this machine and return the file's SHA-256 (None for random weights).
-
-    Raises `WeightsUnavailable`, `InvalidWeights`.
-    """
-    path = _located(spec, allow_download=True, progress=progress)
-    return None if path is None else _sha256(spec, path)
-
-
-def require_weights(spec: ModelSpec) -> None:
-    """Raise `WeightsUnavailable` (or `InvalidWeights`: not a path) unless the weights are on this machine."""
-    _located(spec, allow_download=False, progress=False)
-
-
-def weights_present(spec: ModelSpec) -> bool:
-    """Whether the weights are on this machine; random weights always are."""
-    try:
-        require_weights(spec)
-    except (WeightsUnavailable, InvalidWeights):
-        return False
-    return True
-
-
-def _located(spec: ModelSpec, *, allow_download: bool, progress: bool) -> Path | None:
-    """Return the path of the weights' file, None for random weights."""
-    match spec.weights:
-        case EmbeddedWeights():
-            return embedded_file()
-        case FileWeights():
-            return own_file(spec.weights)
-        case TorchvisionWeights():
-            return torchvision_file(spec.name, spec.weights, allow_download=allow_download, progress=progress)
-        case RandomWeights():
-            return None
-
-
-def _sha256(spec: ModelSpec, path: Path) -> str:
-    named = hash_prefix(path) if isinstance(spec.weights, TorchvisionWeights) else None
-    return checked_sha256(path, spec.sha256 or named)
-
-
-def _with_weights(spec: ModelSpec, path: Path | None) -> tuple[nn.Module, str | None]:
-    """Return the network with its weights, and the SHA-256 of their file."""
-    if path is None:
-        return build(spec), None
-    sha256 = _sha256(spec, path)  # before the file is parsed
-    if isinstance(spec.weights, TorchvisionWeights):
-        return _torchvision_network(spec, spec.weights, path), sha256
-    module = build(spec)
-    put = put_state_by_order if isinstance(spec.weights, EmbeddedWeights) else put_state
-    put(module, read_state(path), path.name)
-    return module, sha256
-
-
-def _torchvision_network(spec: ModelSpec, weights: TorchvisionWeights, path: Path) -> nn.Module:
-    """Let torchvision's own builder load its weights: it knows their input sizes, extra heads and old names.
-
-    It would unpickle anything, so the file is first read as tensors only.
-    """
-    from torchvision import models
-
-    read_state(path, device="meta")
-    try:
-        entry = torchvision_entry(weights)
-        module = models.get_model(spec.arch.removeprefix("torchvision:"), weights=entry, progress=False)
-    except RuntimeError as error:
-        msg = f"Weights file {path.name!r} does not fit torchvision's {spec.name!r}; remove it and fetch it again."
-        raise WeightsMismatch(msg, file=path.name) from error
-    return plain(module)
-
-
-@contextmanager
-def _own_default_dtype() -> Iterator[None]:
-    dtype = torch.get_default_dtype()
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-
-
-@contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Draw from a fixed seed inside the `with`; the CPU generator and the default dtype are as before afterwards.
-
-    Both are the whole process's, so only one model at a time is built.
-    """
-    with _BUILDING, _own_default_dtype(), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(_SEED)
-        yield
+    return _checked(_as(model, torch.contiguous_format))
 
 
 def _suits_channels_last(model: LoadedModel) -> bool:
@@ -217,7 +152,7 @@ def _suits_channels_last(model: LoadedModel) -> bool:
     return wish == "channels_last" or (wish == "auto" and model.device.type == "cpu" and convolutions > 1)
 
 
-def _laid_out(model: LoadedModel, memory_format: torch.memory_format) -> LoadedModel:
+def _as(model: LoadedModel, memory_format: torch.memory_format) -> LoadedModel:
     convert_conv2d_weight_memory_format(model.module, memory_format)
     return replace(model, memory_format=memory_format)
 
@@ -227,7 +162,8 @@ def _checked(model: LoadedModel) -> LoadedModel:
 
     Raises `CheckForwardFailed`, `InvalidOutput`, `NonFiniteOutput`.
     """
-    scores = _check_forward(model)
+    with _in_own_words(model), torch.no_grad():  # not in inference mode: what a network caches must stay usable
+        scores = model.scores(_made_up(model)[0])
     if scores.shape[0] != 1:
         msg = f"The network of {model.spec.name!r} answers one picture with {scores.shape[0]} rows of scores."
         raise InvalidOutput(msg, shape=list(scores.shape))
@@ -242,30 +178,38 @@ def _checked(model: LoadedModel) -> LoadedModel:
     return replace(model, labels=labels)
 
 
-def _check_forward(model: LoadedModel) -> Tensor:
-    """Return the scores of one made-up input. Not in inference mode: what a network caches must stay usable."""
+def _made_up(model: LoadedModel) -> tuple[Tensor, Tensor]:
+    """Return two different inputs (1, C, h, w)."""
     shape = (1, model.preprocess.channels, *model.preprocess.input_size)
-    x = torch.linspace(-1, 1, math.prod(shape)).reshape(shape)
+    ramp = torch.linspace(-1, 1, math.prod(shape)).reshape(shape)
+    return ramp, torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+@contextmanager
+def _in_own_words(model: LoadedModel) -> Iterator[None]:
+    """Turn whatever the network raises inside the `with` into `CheckForwardFailed`: it is foreign code."""
     try:
-        with torch.no_grad():
-            return model.scores(x)
+        yield
     except (ModelError, torch.OutOfMemoryError):
         raise
-    except (Exception, SystemExit) as error:  # the network is foreign code
+    except (Exception, SystemExit) as error:
+        refuse_training_mode(model.module)  # a BatchNorm in training mode refuses single numbers
+        shape = [1, model.preprocess.channels, *model.preprocess.input_size]
         msg = (
-            f"The network of {model.spec.name!r} does not accept an input of shape {shape}: it raised "
-            f"{type(error).__name__}. {_channel_hint(model) or 'Check `[preprocess]` (input_size, channels).'}"
+            f"The network of {model.spec.name!r} does not accept an input of shape {tuple(shape)}: it raised "
+            f"{type(error).__name__}. {_hint(model)}"
         )
-        raise CheckForwardFailed(msg, shape=list(shape)) from error
+        raise CheckForwardFailed(msg, shape=shape) from error
 
 
-def _channel_hint(model: LoadedModel) -> str | None:
-    """Say so if the first convolution wants another number of channels than the preprocessing makes."""
+def _hint(model: LoadedModel) -> str:
+    """Say what to change: the channels if the first convolution wants another number, else what is left."""
     first = next((part for part in model.module.modules() if isinstance(part, nn.Conv2d)), None)
-    if first is None or first.in_channels == model.preprocess.channels:
-        return None
-    wanted = f"Its first convolution takes {first.in_channels} channel(s), the preprocessing makes "
-    wanted += f"{model.preprocess.channels}."
-    if first.in_channels not in (1, 3):
-        return f"{wanted} Only networks for 1 or 3 channels are supported."
-    return f"{wanted} Set channels = {first.in_channels} with mean and std in `[preprocess]`."
+    if first is not None and first.in_channels != model.preprocess.channels:
+        return (
+            f"Its first convolution takes {first.in_channels} channel(s), the preprocessing makes "
+            f"{model.preprocess.channels}. Set channels = {first.in_channels} with mean and std in `[preprocess]`."
+        )
+    if model.dtype != torch.float32:
+        return 'It accepted it in float32: set dtype = "float32".'
+    return "Check `[preprocess]` (input_size, channels)."

@@ -1,7 +1,7 @@
 """From whatever a network returns to scores (N, K), and from scores to probabilities."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,18 @@ from models.errors import InvalidOutput, NonFiniteOutput
 from models.spec import Head
 
 Selector = int | str | None
+ScoreKind = Literal[
+    "logits",
+    "before the final Softmax",
+    "before the final LogSoftmax",
+    "before the final Sigmoid",
+    "log-probabilities",
+    "logarithms of the probabilities",
+    "log-odds of the probabilities",
+]
+"""What the scores are: the network's own answer, what stands before its last part, or computed from the answer."""
+
+_ALMOST_ONE = 1e-7  # from 1: float32 has nothing in between
 
 
 def select(output: object, selector: Selector) -> Tensor:
@@ -29,6 +41,20 @@ def select(output: object, selector: Selector) -> Tensor:
         )
         raise InvalidOutput(msg, output=selector, choices=choices)
     return chosen
+
+
+def logits(answer: Tensor, kind: ScoreKind) -> Tensor:
+    """Return the logits float32 of a network's answer, in the same shape; differentiable and finite.
+
+    Of softmax probabilities p the logits are known but for one number common to all classes:
+    log p = logit - logsumexp(logits), and softmax(log p) = p. The same holds for log-probabilities. So an explanation
+    of such a score says what speaks for the class and against all others. Of a sigmoid's p, log(p / (1 - p)) is the
+    very logit. Where float32 has rounded p to 0 (or a sigmoid's to 1), the gradient is lost.
+    """
+    answer = answer.float()
+    if kind == "logarithms of the probabilities":
+        return answer.clamp(min=torch.finfo(torch.float32).tiny).log()
+    return torch.logit(answer, eps=_ALMOST_ONE) if kind == "log-odds of the probabilities" else answer
 
 
 def scores(logits: Tensor, head: Head) -> Tensor:

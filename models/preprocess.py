@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
+from models.errors import WrongChannels
+
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "box": Image.Resampling.BOX,
@@ -89,7 +91,8 @@ class Preprocess(BaseModel):
 
     `resize` defaults to `input_size`. `mean` and `std` refer to values in [0, 1]. `fill` (0 to 255 per channel)
     defaults to the mean for "pad" and to black otherwise, where it is needed only if `resize` < `input_size`.
-    One channel is luma (ITU-R 601-2), taken before resizing.
+    One channel is luma (ITU-R 601-2), taken before resizing. Another number than 1 or 3 takes arrays of as many
+    planes instead of pictures; each plane is treated as a gray picture.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -100,7 +103,7 @@ class Preprocess(BaseModel):
     resize: Annotated[Size | None, BeforeValidator(_square)] = None
     fit: Literal["crop", "squash", "pad"] = "crop"
     interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear"
-    channels: Literal[1, 3] = 3
+    channels: Annotated[int, Field(ge=1, le=32)] = 3
     fill: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = None
 
     @model_validator(mode="after")
@@ -122,12 +125,14 @@ class Preprocess(BaseModel):
     ) -> tuple[NDArray[np.float32], Geometry]:
         """Return the network's input (C, h, w) float32 and its geometry.
 
-        `pixels` is (H, W, 3) uint8 RGB. `frame` (width, height) is the picture that is displayed, if `pixels` is
-        a reduced decode of it; the pixels then cover the frame evenly. Raises `ValueError` for other arrays.
+        `pixels` is (H, W, 3) uint8 RGB, or (H, W, channels) uint8 planes. `frame` (width, height) is the picture that
+        is displayed, if `pixels` is a reduced decode of it; the pixels then cover the frame evenly. Raises
+        `WrongChannels` for another number of planes, `ValueError` for other arrays.
         """
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.size == 0:
             msg = f"pixels must be (H, W, 3) uint8 with H, W >= 1, not {pixels.shape} {pixels.dtype}."
             raise ValueError(msg)
+        self._check_planes(pixels.shape[2])
         width, height = frame or (pixels.shape[1], pixels.shape[0])
         place = self._place(width, height)
         geometry = Geometry(
@@ -137,6 +142,15 @@ class Preprocess(BaseModel):
             offset=(float(place.left), float(place.top)),
         )
         return self._normalise(self._canvas(pixels, place)), geometry
+
+    def _check_planes(self, planes: int) -> None:
+        takes_pictures = self.channels in (1, 3)
+        if planes == self.channels or (planes == 3 and takes_pictures):
+            return
+        wanted = "a picture" if takes_pictures else f"an array (H, W, {self.channels}) uint8, as .npy"
+        given = "a picture has 3 (RGB)" if planes == 3 else f"this array has {planes}"
+        msg = f"The model has channels = {self.channels}, and {given}; send {wanted}."
+        raise WrongChannels(msg, channels=self.channels, given=planes)
 
     @property
     def _resize(self) -> tuple[int, int]:
@@ -182,20 +196,29 @@ class Preprocess(BaseModel):
         intermediate huge, only the visible part is computed: the same but for rounding (Pillow holds the box in
         single precision and may swap its two 8-bit passes).
         """
-        resampling = _RESAMPLING[self.interpolation]
         height, width = self.input_size
-        if place.width * place.height <= max(_MAX_RESIZED_PX, 4 * width * height):
-            resized = self._image(pixels).resize((place.width, place.height), resampling)
-            part = resized.crop(visible)
-        else:
-            strip, box = _cut(pixels, place, visible)
-            size = (visible[2] - visible[0], visible[3] - visible[1])
-            part = self._image(strip).resize(size, resampling, box)
-        return np.asarray(part).reshape(part.height, part.width, self.channels)
+        box: Box | None = None
+        if place.width * place.height > max(_MAX_RESIZED_PX, 4 * width * height):
+            pixels, box = _cut(pixels, place, visible)
+        return np.concatenate([self._resized_part(image, place, visible, box) for image in self._images(pixels)], -1)
 
-    def _image(self, pixels: NDArray[np.uint8]) -> Image.Image:
-        image = Image.fromarray(pixels)
-        return image.convert("L") if self.channels == 1 else image
+    def _resized_part(
+        self, image: Image.Image, place: _Placement, visible: tuple[int, int, int, int], box: Box | None
+    ) -> NDArray[np.uint8]:
+        """Return the `visible` part of one image as (h, w, its channels); `box` is where it lies if `image` was cut."""
+        resampling = _RESAMPLING[self.interpolation]
+        if box is None:
+            part = image.resize((place.width, place.height), resampling).crop(visible)
+        else:
+            part = image.resize((visible[2] - visible[0], visible[3] - visible[1]), resampling, box)
+        return np.asarray(part).reshape(part.height, part.width, -1)
+
+    def _images(self, pixels: NDArray[np.uint8]) -> list[Image.Image]:
+        """Return what is resampled: a picture in one piece, as RGB or luma, or each plane as a gray picture."""
+        if pixels.shape[2] == 3 and self.channels in (1, 3):
+            image = Image.fromarray(pixels)
+            return [image.convert("L") if self.channels == 1 else image]
+        return [Image.fromarray(np.ascontiguousarray(pixels[..., plane])) for plane in range(pixels.shape[2])]
 
     @property
     def _fill(self) -> tuple[int, ...]:

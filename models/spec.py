@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from models.preprocess import Preprocess
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+TIMM_PREFIX = "timm/"
+"""Begins the names of timm's own models; the operator's have no slash."""
 _ARCH_PATTERN = (
     r"torchvision:[A-Za-z0-9_]+"
     r"|timm:[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?"
@@ -25,11 +27,13 @@ def _check_arch(arch: str) -> str:
 
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+BuiltInName = Annotated[str, StringConstraints(pattern=NAME_PATTERN.replace("^", f"^({TIMM_PREFIX})?"))]
 Arch = Annotated[str, AfterValidator(_check_arch)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 Head = Literal["softmax", "sigmoid", "binary"]
 MemoryFormat = Literal["auto", "channels_last", "contiguous"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class _Frozen(BaseModel):
@@ -49,6 +53,22 @@ class TorchvisionWeights(_Frozen):
     entry: str
 
 
+class TimmWeights(_Frozen):
+    """A file that timm publishes: in a `repository` of the Hugging Face hub (the first of `files` that it has), or
+    under a plain `url`.
+    """
+
+    kind: Literal["timm"] = "timm"
+    repository: str | None = None
+    files: tuple[str, ...] = ()
+    url: str | None = None
+
+    @property
+    def source(self) -> str:
+        """The repository without its revision, or the name that the file has in torch's cache."""
+        return (self.repository or "").partition("@")[0] or PurePosixPath(self.url or "").name
+
+
 class FileWeights(_Frozen):
     """A checkpoint of the operator: the file `name`, relative to `folder`. The folder appears in no dump."""
 
@@ -63,7 +83,9 @@ class RandomWeights(_Frozen):
     kind: Literal["random"] = "random"
 
 
-Weights = Annotated[EmbeddedWeights | TorchvisionWeights | FileWeights | RandomWeights, Field(discriminator="kind")]
+Weights = Annotated[
+    EmbeddedWeights | TorchvisionWeights | TimmWeights | FileWeights | RandomWeights, Field(discriminator="kind")
+]
 
 
 class ModelSpec(_Frozen):
@@ -72,10 +94,11 @@ class ModelSpec(_Frozen):
     `arch` is "torchvision:NAME", "timm:NAME" or "python:package.module:factory"; `arch_options` go to it.
     `sha256` is what the weights' file must have. `preprocess` None: the architecture's own default. `labels` None:
     "class 0", "class 1" and so on. `output` picks one tensor of a tuple (index), or of a dict or an object (name);
-    None takes the tensor itself, `.logits`, or the first tensor. `layer` None: found by tracing.
+    None takes the tensor itself, `.logits`, or the first tensor. `layer` None: found by tracing. `dtype` is what the
+    network computes in; its scores are float32 all the same.
     """
 
-    name: Name
+    name: BuiltInName
     arch: Arch
     arch_options: Mapping[str, Any] = Field(default_factory=dict)
     weights: Weights
@@ -86,6 +109,7 @@ class ModelSpec(_Frozen):
     preprocess: Preprocess | None = None
     layer: str | None = None
     memory_format: MemoryFormat = "auto"
+    dtype: Dtype = "float32"
     licence: str | None = None
     description: str | None = None
     parameter_count: int | None = None

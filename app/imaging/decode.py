@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from app.imaging import arrays
 from app.imaging.colour import to_rgb
 from app.imaging.errors import CorruptImage
 from app.imaging.formats import Opened, open_image
@@ -36,17 +37,24 @@ class Picture:
     """A decoded picture, upright.
 
     `pixels` is uint8 (H, W, 3) RGB, read-only; H and W are smaller than `height` and `width` when a JPEG was decoded
-    at a reduced size. `width` and `height` are the file's own size in px after EXIF orientation: the frame.
+    at a reduced size. `width` and `height` are the file's own size in px after EXIF orientation: the frame. `planes`
+    is all of an array that is no RGB or gray picture, uint8 (H, W, n); `pixels` then shows a part of it.
     """
 
     pixels: NDArray[np.uint8]
     width: int
     height: int
     media_type: str
+    planes: NDArray[np.uint8] | None = None
+
+    @property
+    def samples(self) -> NDArray[np.uint8]:
+        """What a model may see of it: the planes, else the pixels."""
+        return self.pixels if self.planes is None else self.planes
 
 
 def decode(data: bytes, limits: Limits, *, enough_px: int | None = None) -> Picture:
-    """Decode the first frame of a JPEG, PNG, WebP, BMP, TIFF or GIF file, recognised by content.
+    """Decode the first frame of a JPEG, PNG, WebP, BMP, TIFF or GIF file, or an `.npy` array, recognised by content.
 
     `enough_px`: no side need be decoded larger than this. A JPEG is then decoded at the smallest of 1, 1/2, 1/4, 1/8
     of its size that keeps both sides at least `enough_px` long. A side that the factor does not divide is rounded up:
@@ -56,6 +64,8 @@ def decode(data: bytes, limits: Limits, *, enough_px: int | None = None) -> Pict
     `TooManyBytes`, `UnknownFormat`, `TooManyPixels`, `SideTooLong`, `UnsupportedPixels` or `CorruptImage`.
     """
     check_bytes(data, limits)
+    if data.startswith(arrays.MAGIC):
+        return _from_array(arrays.read_array(data, limits))
     try:
         opened = open_image(data, limits)
         width, height = opened.image.size
@@ -70,6 +80,13 @@ def decode(data: bytes, limits: Limits, *, enough_px: int | None = None) -> Pict
     if opened.orientation >= 5:
         width, height = height, width
     return Picture(_upright(stored, opened.orientation), width, height, opened.media_type)
+
+
+def _from_array(planes: NDArray[np.uint8]) -> Picture:
+    height, width, count = planes.shape
+    pixels = arrays.as_rgb(planes)
+    pixels.setflags(write=False)
+    return Picture(pixels, width, height, "application/x-npy", None if count in (1, 3) else planes)
 
 
 def _pixels(opened: Opened, enough_px: int | None) -> NDArray[np.uint8]:

@@ -91,6 +91,26 @@ class Output:
     logits: Tensor
 
 
+class InsistsOnFloat32(Tiny):
+    """Multiplies what it computed by a float32 matrix of its own making."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) @ torch.eye(2)
+
+
+class Repeats(Tiny):
+    """Runs one activation twice, and one convolution under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+        self.first = self.again = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.first(self.conv(x)))
+        return self.head(self.relu(self.again(x)).mean((2, 3)))
+
+
 def half() -> nn.Module:
     """Return a half-precision network."""
     return Tiny().half()
@@ -99,6 +119,13 @@ def half() -> nn.Module:
 def wrapped_for_many_devices() -> nn.Module:
     """Return a network in `DataParallel`."""
     return nn.DataParallel(Tiny())
+
+
+def wrapped_inside() -> nn.Module:
+    """Return a network of which one part is in `DataParallel`, in `torch.compile`."""
+    tiny = Tiny()
+    tiny.conv = torch.compile(nn.DataParallel(tiny.conv))  # type: ignore[assignment]
+    return tiny
 
 
 def compiled() -> nn.Module:

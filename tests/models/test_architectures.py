@@ -80,6 +80,12 @@ def scripted() -> nn.Module:
         return nn.Sequential(torch.jit.trace(Tiny(), torch.zeros(1, 3, 8, 8)))
 
 
+def compiled_to_torchscript() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(Tiny())
+
+
 def quantised() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so is this kind of quantisation
@@ -92,6 +98,8 @@ def quantised() -> nn.Module:
         (scripted, "Part '0' of the network is TorchScript (TopLevelTracedModule)"),
         (quantised, "Part '1' of the network is quantised (Linear)"),
         (networks.lazy, "Part '1' of the network is not initialised (LazyLinear)"),
+        (compiled_to_torchscript, "Part '(root)' of the network is TorchScript (RecursiveScriptModule)"),
+        (lambda: nn.DataParallel(compiled_to_torchscript()), "Part '(root)' of the network is TorchScript"),
         (lambda: scripted()[0], "Part '(root)' of the network is TorchScript"),  # type: ignore[index]
     ],
 )

@@ -37,6 +37,7 @@ def test_every_key(tmp_path: Path) -> None:
         labels = ["scratch", "dent"]
         layer = "layer4"
         memory_format = "contiguous"
+        dtype = "bfloat16"
         licence = "proprietary"
         description = "Surface defects."
         [arch_options]
@@ -55,7 +56,7 @@ def test_every_key(tmp_path: Path) -> None:
     assert spec.weights == FileWeights(name="runs/best.safetensors", folder=tmp_path)
     assert spec.sha256 == "ab" * 32
     assert (spec.head, spec.output, spec.labels) == ("sigmoid", "scores", ("scratch", "dent"))
-    assert (spec.layer, spec.memory_format) == ("layer4", "contiguous")
+    assert (spec.layer, spec.memory_format, spec.dtype) == ("layer4", "contiguous", "bfloat16")
     assert spec.arch_options == {"num_classes": 2}
     assert spec.preprocess == Preprocess(
         input_size=(320, 256),
@@ -105,11 +106,13 @@ def test_a_folder_gives_its_models_by_name_and_skips_other_files(tmp_path: Path)
         ('arch = "timm:hf-hub:x/y"\nweights = "random"', "arch", 'must read "torchvision:NAME"'),
         ('arch = "python:os.system"\nweights = "random"', "arch", 'must read "torchvision:NAME"'),
         (MINIMAL + 'head = "softmaxx"', "head", "'softmax', 'sigmoid' or 'binary'"),
+        (MINIMAL + 'dtype = "half"', "dtype", "'float32', 'bfloat16' or 'float16'"),
         (MINIMAL + 'labels = ["a", ""]', "labels", "at least 1 character"),
         (MINIMAL + 'labels = "absent.txt"', "labels", "cannot be read"),
         (MINIMAL + 'labels = "../labels.txt"', "labels", "inside the models folder"),
         (MINIMAL + f'sha256 = "{"ab" * 32}"', "sha256", "random weights have no checksum"),
         (MINIMAL + 'name = "../x"', "name", "should match pattern"),
+        (MINIMAL + 'name = "timm/x"', "name", "should match pattern"),
         (MINIMAL + 'name = ""', "name", "should match pattern"),
         ('arch = "timm:resnet18"\nweights = "a.pth"\nsha256 = "12"', "sha256", "should match pattern"),
         ('arch = "timm:resnet18"\nweights = "model.bin"', "weights", ".safetensors, .pth, .pt"),

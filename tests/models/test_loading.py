@@ -16,6 +16,7 @@ from models import LoadedModel, ModelSpec, Registry, fetch, load, weights_presen
 from models.errors import (
     CheckForwardFailed,
     ChecksumMismatch,
+    InvalidModelFile,
     InvalidOutput,
     InvalidWeights,
     NonFiniteOutput,
@@ -175,6 +176,89 @@ def test_a_network_that_needs_contiguous_activations_gets_them() -> None:
         load(spec("Flattens", memory_format="channels_last"))
 
 
+# Precision
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("bfloat16", 2**-7)])
+def test_the_network_computes_in_its_dtype_and_answers_in_float32(dtype: str, error: float) -> None:
+    """bfloat16 keeps 8 binary digits, so each of a few roundings is off by at most 2^-9 of the largest number."""
+    model, exact = load(spec(dtype=dtype)), load(spec())
+    assert {str(tensor.dtype) for tensor in model.module.parameters()} == {f"torch.{dtype}"}
+    x = torch.rand(2, 3, 16, 16, requires_grad=True)
+    scores = model.scores(x)
+    assert scores.dtype == torch.float32
+    expected = exact.scores(x)
+    assert (scores - expected).abs().max() <= error * expected.abs().max()
+    (gradient,) = torch.autograd.grad(scores[:, 1].sum(), x)
+    (exact_gradient,) = torch.autograd.grad(expected[:, 1].sum(), x)
+    assert gradient.dtype == torch.float32
+    # Where rounding moves a ReLU's input across 0, single pixels change by more.
+    assert torch.cosine_similarity(gradient.flatten(), exact_gradient.flatten(), dim=0) > 1 - 2 * error
+
+
+def test_a_checkpoint_in_bfloat16_keeps_its_very_numbers(tmp_path: Path) -> None:
+    state = {name: tensor.bfloat16() for name, tensor in Tiny().state_dict().items()}
+    save_file(state, tmp_path / "best.safetensors")
+    model = load(write_model(tmp_path, "best.safetensors", dtype='"bfloat16"').get("mine"))
+    for name, tensor in model.module.state_dict().items():
+        assert torch.equal(tensor, state[name])
+
+
+def test_a_final_softmax_is_found_in_half_precision_too() -> None:
+    """1000 probabilities in bfloat16 do not add up to 1 within 1e-4."""
+    arch = "python:tests.models.networks_normalised:sequential"
+    options = {"end": "Softmax", "classes": 1000}
+    given = ModelSpec(
+        name="a", arch=arch, arch_options=options, weights=RandomWeights(), preprocess=SMALL, dtype="bfloat16"
+    )
+    assert load(given).score_kind == "before the final Softmax"
+
+
+def test_float16_is_for_gpus() -> None:
+    with pytest.raises(InvalidModelFile, match='dtype = "float16" is for GPUs') as caught:
+        load(spec(dtype="float16"))
+    assert caught.value.extra == {"key": "dtype", "choices": ["float32", "bfloat16"]}
+
+
+def test_a_network_that_insists_on_float32_is_named() -> None:
+    with pytest.raises(CheckForwardFailed, match='set dtype = "float32"'):
+        load(spec("InsistsOnFloat32", dtype="bfloat16"))
+    assert load(spec("InsistsOnFloat32")).labels == ("class 0", "class 1")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_on_a_gpu(dtype: str) -> None:
+    x = torch.rand(2, 3, 16, 16)
+    expected = load(spec()).scores(x)
+    scores = load(spec(dtype=dtype), device="cuda").scores(x)
+    assert scores.dtype == torch.float32
+    assert (scores.cpu() - expected).abs().max() <= 2**-6 * expected.abs().max()
+
+
+# Networks as they come: wrapped, with one part used several times
+
+
+@pytest.mark.parametrize("factory", ["wrapped_for_many_devices", "compiled", "wrapped_inside"])
+def test_wrappers_change_no_score(factory: str) -> None:
+    x = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(load(spec(factory)).scores(x), load(spec()).scores(x), rtol=0, atol=0)
+
+
+def test_a_part_that_runs_several_times_or_under_two_names_stays_one() -> None:
+    model = load(spec("Repeats"))
+    assert model.module.get_submodule("first") is model.module.get_submodule("again")
+    assert model.scores(torch.rand(2, 3, 16, 16)).shape == (2, 2)
+
+
+def test_four_channels() -> None:
+    four = Preprocess(input_size=(16, 16), mean=(0.5,) * 4, std=(0.5,) * 4, channels=4)
+    model = load(spec(arch_options={"channels": 4}, preprocess=four))
+    array, _ = model.preprocess(np.zeros((5, 7, 4), np.uint8))
+    assert model.scores(torch.from_numpy(array)[None]).shape == (1, 2)
+
+
 # What cannot be explained is found at loading
 
 
@@ -192,7 +276,7 @@ def test_a_network_that_needs_contiguous_activations_gets_them() -> None:
         (answers("dict", output="logits"), InvalidOutput, "Choose one of: embedding, scores"),
         (answers("integers"), InvalidOutput, "picks no floating-point tensor"),
         (spec(arch_options={"channels": 1}), CheckForwardFailed, "takes 1 channel.*Set channels = 1"),
-        (spec(arch_options={"channels": 4}), CheckForwardFailed, "takes 4 channel.*Only networks for 1 or 3"),
+        (spec(arch_options={"channels": 4}), CheckForwardFailed, "takes 4 channel.*Set channels = 4 with mean and std"),
     ],
 )
 def test_the_check_forward_finds_it(bad: ModelSpec, error: type[Exception], complaint: str) -> None:

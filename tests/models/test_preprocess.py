@@ -10,6 +10,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from models import catalog
+from models.errors import WrongChannels
 from models.preprocess import Preprocess
 from tests.references import preprocess as reference
 
@@ -172,7 +173,9 @@ def test_it_feeds_torch_without_a_copy(cat_pixels: NDArray[np.uint8]) -> None:
         ({"mean": (0.5,)}, "mean has 1 numbers"),
         ({"std": (0.5, 0.5, 0.0)}, "greater than 0"),
         ({"mean": (0.5, 0.5, float("nan"))}, "finite"),
-        ({"channels": 4}, "1 or 3"),
+        ({"channels": 4}, "mean has 3 numbers; with channels = 4 it needs 4"),
+        ({"channels": 33}, "less than or equal to 32"),
+        ({"channels": 0}, "greater than or equal to 1"),
         ({"input_size": 0}, "greater than or equal to 1"),
         ({"resize": 5000}, "less than or equal to 4096"),
         ({"interpolation": "cubic"}, "'bicubic'"),
@@ -188,8 +191,60 @@ def test_what_cannot_be_is_refused(changes: dict[str, object], complaint: str) -
 
 @pytest.mark.parametrize(
     "pixels",
-    [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)],
+    [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), np.zeros((4, 4, 0), np.uint8)],
 )
 def test_other_arrays_are_refused(pixels: NDArray[np.uint8]) -> None:
     with pytest.raises(ValueError, match=r"must be \(H, W, 3\) uint8"):
         imagenet()(pixels)
+
+
+# Arrays for networks with another number of channels
+
+
+def planes(count: int, **changes: object) -> Preprocess:
+    return imagenet(channels=count, mean=np.linspace(0.1, 0.9, count), std=np.linspace(0.2, 0.4, count), **changes)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (300, 451), (37, 801), (2, 1800)])
+@pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_each_plane_is_a_gray_picture(shape: tuple[int, int], fit: str, count: int) -> None:
+    """What a network for one channel would get of a gray picture with the same mean, std and fill."""
+    array = np.random.default_rng(count).integers(0, 256, (*shape, count), dtype=np.uint8)
+    many = planes(count, input_size=64, resize=80, fit=fit)
+    found, geometry = many(array)
+    assert found.shape == (count, 64, 64)
+    for plane in range(count):
+        gray = imagenet(input_size=64, resize=80, fit=fit, channels=1, mean=(many.mean[plane],), std=(many.std[plane],))
+        expected, gray_geometry = gray(np.repeat(array[..., plane, None], 3, axis=2))
+        assert geometry == gray_geometry
+        np.testing.assert_array_equal(found[plane], expected[0])
+
+
+def test_one_plane_is_a_gray_picture(cat_pixels: NDArray[np.uint8]) -> None:
+    luma = np.asarray(Image.fromarray(cat_pixels).convert("L"))[..., None]
+    preprocess = imagenet(channels=1, mean=(0.4,), std=(0.3,))
+    np.testing.assert_array_equal(preprocess(luma)[0], preprocess(cat_pixels)[0])
+
+
+def test_32_channels_are_possible() -> None:
+    array, _ = planes(32, input_size=8, resize=8)(np.full((8, 8, 32), 255, np.uint8))
+    # (255 / 255 - mean) / std of the last plane: (1 - 0.9) / 0.4.
+    np.testing.assert_allclose(array[31], 0.25, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "given", "complaint"),
+    [
+        (planes(4), 3, r"channels = 4, and a picture has 3 \(RGB\); send an array \(H, W, 4\) uint8, as \.npy"),
+        (planes(2), 3, "channels = 2, and a picture has 3"),
+        (planes(4), 5, "channels = 4, and this array has 5; send an array"),
+        (imagenet(), 4, "channels = 3, and this array has 4; send a picture"),
+        (imagenet(channels=1, mean=(0.0,), std=(1.0,)), 2, "channels = 1, and this array has 2; send a picture"),
+    ],
+)
+def test_another_number_of_channels_is_named(preprocess: Preprocess, given: int, complaint: str) -> None:
+    with pytest.raises(WrongChannels, match=complaint) as caught:
+        preprocess(np.zeros((4, 4, given), np.uint8))
+    assert caught.value.field == "image"
+    assert caught.value.extra == {"channels": preprocess.channels, "given": given}

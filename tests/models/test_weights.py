@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from models import Registry, fetch, load, weights_present
 from models.errors import ChecksumMismatch, InvalidWeights, WeightsMismatch, WeightsUnavailable
-from models.spec import ModelSpec, TorchvisionWeights
-from models.weights import checked_sha256, hash_prefix, put_state, put_state_by_order, read_state, torchvision_file
+from models.spec import ModelSpec
+from models.weights import cached_file, checked_sha256, hash_prefix, put_state, put_state_by_order, read_state
 from tests.models.networks import Tiny
 
 State = dict[str, Tensor]
@@ -358,5 +358,5 @@ def test_a_download_lands_in_the_cache(
 
 
 def test_a_cached_file_needs_no_download(published: Path) -> None:
-    weights = TorchvisionWeights(entry="SqueezeNet1_1_Weights.IMAGENET1K_V1")
-    assert torchvision_file("squeezenet1_1", weights, allow_download=False) == published
+    url = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.url
+    assert cached_file("squeezenet1_1", url, allow_download=False) == published
