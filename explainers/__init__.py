@@ -5,13 +5,18 @@ subject = Subject(module, scores=module)
 cat.attributions[0].raw     # (h, w) float32, signed
 """
 
-from explainers import gradcam as _gradcam  # noqa: F401 - registers itself
+from explainers import cam as _cam  # noqa: F401 - registers itself
+from explainers import eigencam as _eigencam  # noqa: F401 - registers itself
+from explainers import finercam as _finercam  # noqa: F401 - registers itself
+from explainers import fullgrad as _fullgrad  # noqa: F401 - registers itself
 from explainers import saliency as _saliency  # noqa: F401 - registers itself
+from explainers import scorecam as _scorecam  # noqa: F401 - registers itself
 from explainers.errors import ExplainError
 from explainers.explain import Attribution, Explanation, check_parameters, explain, predict
 from explainers.registry import Method, get, names
 from explainers.subject import Subject
 from explainers.targets import Rank, Score, Target
+from explainers.work import Work
 
 __all__ = [
     "Attribution",
@@ -22,6 +27,7 @@ __all__ = [
     "Score",
     "Subject",
     "Target",
+    "Work",
     "check_parameters",
     "explain",
     "get",

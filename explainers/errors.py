@@ -35,7 +35,7 @@ class UnknownMethod(ExplainError):
 
 
 class LayerNotTaken(ExplainError):
-    """A layer was given to a method that looks at no layer, or several to one that looks at one."""
+    """A layer was given to a method that looks at no layer, or more than it can look at, or the same twice."""
 
     code = "layer_not_taken"
     field = "layer"
@@ -94,6 +94,19 @@ class VersusEqualsTarget(ExplainError):
 
     code = "versus_equals_target"
     field = "versus"
+
+
+class MethodNotApplicable(ExplainError):
+    """The method explains by something that this model does not have (ReLUs, attention over all tokens)."""
+
+    code = "method_not_applicable"
+    field = "method"
+
+
+class TooManySamples(ExplainError):
+    """The method would run the model more often than is allowed."""
+
+    code = "too_many_samples"
 
 
 class BadParameter(ExplainError):

@@ -1,5 +1,6 @@
 """The way in: explain a batch, each picture for itself."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from explainers.batch import Batch, Maps, ToGrid
 from explainers.errors import BadParameter, ExplainError, LayerNotTaken, NonFiniteMap, NonFiniteScores
 from explainers.subject import Subject
 from explainers.targets import Score, Target
+from explainers.work import Work
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Attribution:
 
     score: Score
     raw: NDArray[np.float32]
+    completeness_gap: float | None = None
+    """Where the map's values should add up to a difference of scores: by how much they do not, in logits."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,18 @@ def explain(
     *,
     method: str,
     layers: Sequence[str] = (),
-    to_grid: ToGrid | None = None,
+    to_grid: Mapping[str, ToGrid] | None = None,
+    token_grids: Mapping[int, ToGrid] | None = None,
     parameters: Mapping[str, object] | None = None,
+    work: Work | None = None,
 ) -> list[Explanation | ExplainError]:
     """Explain each picture of a batch for its own targets.
 
     `inputs` is `(N, C, H, W)` on the model's device and is left untouched; `targets` has one sequence per picture;
-    `to_grid` says how the layer's output becomes `(N, C, h, w)` where it is not so already. The model is afterwards
-    as it was before. A picture with a bad target or with non-finite numbers gets its own error and the others
-    their answers; what is wrong for all of them (method, layer, parameters) is raised.
+    `to_grid` says for each layer whose output is not `(N, C, h, w)` already how it becomes so, and `token_grids` the
+    same for so many tokens of a transformer. `work` bounds what is done at once, and hears of the progress. The model
+    is afterwards as it was before. A picture with a bad target or with non-finite numbers gets its own error and the
+    others their answers; what is wrong for all of them (method, layer, parameters) is raised.
     """
     if len(targets) != len(inputs):
         msg = f"{len(inputs)} pictures came with {len(targets)} lists of targets; each picture needs its own."
@@ -55,7 +62,8 @@ def explain(
     chosen = registry.get(method)
     _check_layers(chosen, layers)
     checked = check_parameters(chosen, parameters or {})
-    maps = chosen.run(Batch(subject, inputs.detach(), targets, layers, to_grid), checked)
+    batch = Batch(subject, inputs.detach(), targets, layers, to_grid or {}, token_grids or {}, work or Work())
+    maps = chosen.run(batch, checked)
     rounds = [round_.detach().float().cpu().numpy() for round_ in maps.rounds]
     return [_answer(maps, rounds, picture) for picture in range(len(inputs))]
 
@@ -80,25 +88,39 @@ def check_parameters(method: registry.Method, parameters: Mapping[str, object]) 
             msg = f"{method.name} has no parameter {name!r}; {takes}."
             raise BadParameter(msg, field=name, choices=choices) from error
         msg = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}."
-        enum = method.parameters.model_json_schema()["properties"].get(name, {}).get("enum")
-        raise BadParameter(msg, field=name, **({"choices": enum} if enum else {})) from error
+        schema = method.parameters.model_json_schema()["properties"].get(name, {})
+        facts = {"enum": "choices", "minimum": "minimum", "maximum": "maximum"}
+        raise BadParameter(
+            msg, field=name, **{to: schema[key] for key, to in facts.items() if key in schema}
+        ) from error
 
 
 def _check_layers(method: registry.Method, layers: Sequence[str]) -> None:
-    if len(layers) != method.layers:
-        takes = "no layer" if method.layers == 0 else f"exactly {method.layers} layer"
+    most = method.max_layers
+    if not min(most, 1) <= len(layers) <= most:
+        takes = "no layer" if most == 0 else "one layer" if most == 1 else f"one to {most} layers"
         msg = f"{method.name} takes {takes}; {len(layers)} were given."
-        raise LayerNotTaken(msg, limit=method.layers)
+        raise LayerNotTaken(msg, limit=most)
+    if len(set(layers)) < len(layers):
+        msg = f"A layer was given twice: {', '.join(map(repr, layers))}."
+        raise LayerNotTaken(msg, limit=most)
 
 
 def _answer(maps: Maps, rounds: Sequence[NDArray[np.float32]], picture: int) -> Explanation | ExplainError:
     scores = maps.scored.chosen[picture]
     if isinstance(scores, ExplainError):
         return scores
-    attributions = [Attribution(score, rounds[k][picture]) for k, score in enumerate(scores)]
-    if not all(np.isfinite(attribution.raw).all() for attribution in attributions):
-        return NonFiniteMap("The attribution holds NaN or infinity; the model's gradient overflows at this layer.")
+    gaps = [None] * len(scores) if maps.gaps is None else [float(gap[picture]) for gap in maps.gaps[: len(scores)]]
+    attributions = [Attribution(score, rounds[k][picture], gaps[k]) for k, score in enumerate(scores)]
+    if not all(_is_finite(attribution) for attribution in attributions):
+        msg = "The attribution holds NaN or infinity, although the scores are finite; try another method or layer."
+        return NonFiniteMap(msg)
     return Explanation(maps.scored.scores[picture].numpy(), attributions)
+
+
+def _is_finite(attribution: Attribution) -> bool:
+    gap = attribution.completeness_gap
+    return bool(np.isfinite(attribution.raw).all()) and (gap is None or math.isfinite(gap))
 
 
 def _non_finite_scores() -> NonFiniteScores:

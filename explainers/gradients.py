@@ -1,12 +1,13 @@
 """The walk that all gradient methods share: one forward pass, then one short backward pass per target."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from functools import cached_property
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from explainers.errors import ExplainError
+from explainers.errors import ExplainError, NotConnected
 from explainers.targets import Score, Target, resolve_all
 
 
@@ -32,22 +33,47 @@ class Scored:
         return max((len(scores) for scores in self.chosen if not isinstance(scores, ExplainError)), default=0)
 
     @property
-    def sums(self) -> list[Tensor]:
-        """Per round k, the sum of each picture's k-th score, a scalar with its graph.
+    def pictures(self) -> list[int]:
+        """The pictures that there is something to explain about: without an error, and with a target."""
+        return [n for n, scores in enumerate(self.chosen) if scores and not isinstance(scores, ExplainError)]
 
-        Pictures do not see each other in eval mode, so the gradient of the sum of their scores holds each one's
-        own. A picture without a k-th target (or with an error) has zeros there, which are not to be read.
+    @cached_property
+    def weights(self) -> Tensor:
+        """The scores to explain as weights `(rounds, N, K)` of the classes: 1 of the target, -1 of the versus.
+
+        A picture without a k-th target (or with an error) has zeros there, and its map is not to be read.
         """
-        return [
-            torch.stack(
-                [
-                    scores[k].read(row)
-                    for scores, row in zip(self.chosen, self._graph, strict=True)
-                    if not isinstance(scores, ExplainError) and k < len(scores)
-                ]
-            ).sum()
-            for k in range(self.rounds)
-        ]
+        weights = torch.zeros(self.rounds, *self._graph.shape, dtype=self._graph.dtype)
+        for n in self.pictures:
+            for k, score in enumerate(cast("list[Score]", self.chosen[n])):
+                weights[k, n, score.index] = 1
+                if score.versus is not None:
+                    weights[k, n, score.versus] = -1
+        return weights.to(self._graph.device)
+
+    def read(self, scores: Tensor, pictures: Sequence[int]) -> Tensor:
+        """Return the explained scores `(rounds, M)` of other runs: row m of `scores` `(M, K)` is of `pictures[m]`."""
+        return torch.einsum("rmk,mk->rm", self.weights[:, pictures].to(scores.dtype), scores)
+
+    @property
+    def values(self) -> Tensor:
+        """The explained scores `(rounds, N)`, detached; 0 where there is nothing to explain."""
+        values = torch.zeros(self.weights.shape[:2], dtype=self._graph.dtype, device=self._graph.device)
+        values[:, self.pictures] = self.read(self._graph.detach()[self.pictures], self.pictures)
+        return values
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """Per round, the sum of each picture's score, a scalar with its graph."""
+        return self.sums_of(self.weights)
+
+    def sums_of(self, weights: Tensor) -> list[Tensor]:
+        """Per round, the sum over the pictures of their classes' scores times `weights` `(rounds, N, K)`.
+
+        Pictures do not see each other in eval mode, so the gradient of the sum of their scores holds each one's own.
+        """
+        good = self.pictures
+        return [(round_[good] * self._graph[good]).sum() for round_ in weights]
 
     def gradients(self, source: Source) -> Iterator[Tensor]:
         """Yield, per round, the gradient `(N, ...)` of its sum, one backward pass after the other."""
@@ -60,3 +86,17 @@ def gradient_of(score: Tensor, source: Tensor, *, keep_graph: bool) -> Tensor | 
     if not score.requires_grad:
         return None
     return torch.autograd.grad(score, source, retain_graph=keep_graph, allow_unused=True)[0]
+
+
+def input_gradient(score: Tensor, inputs: Tensor, *, keep_graph: bool) -> Tensor:
+    """Return the gradient of a scalar with respect to the pictures, or raise `NotConnected`."""
+    gradient = gradient_of(score, inputs, keep_graph=keep_graph)
+    if gradient is None:
+        raise cut_off()
+    return gradient
+
+
+def cut_off() -> NotConnected:
+    """Return the error of a score that has no gradient with respect to the picture."""
+    msg = "The score does not depend on the picture: the model cuts the gradient (no_grad, detach) on the way."
+    return NotConnected(msg)

@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from explainers.errors import (
     LayerNeverRan,
     LayerOutputNotTensor,
+    MethodNotApplicable,
     NotConnected,
     UnknownLayer,
     close_matches,
@@ -70,7 +72,7 @@ class Capture:
             raise NotConnected(msg, field="layer")
         return gradient if self._hooked_gradient is None else self._hooked_gradient
 
-    def gradients(self, scores: Sequence[Tensor]) -> list[Tensor]:
+    def gradients(self, scores: Sequence[Tensor], *, keep_graph: bool = False) -> list[Tensor]:
         """Return the gradient of each of several scalars; one backward pass carries them all where that is possible.
 
         The weights behind the layer are then read from memory once, which is what short backward passes cost. A
@@ -80,7 +82,12 @@ class Capture:
         if len(scores) > 1 and (together := self._together(scores)) is not None:
             return list(together)
         last = len(scores) - 1
-        return [self.gradient(score, keep_graph=k < last) for k, score in enumerate(scores)]
+        return [self.gradient(score, keep_graph=keep_graph or k < last) for k, score in enumerate(scores)]
+
+    @property
+    def calls(self) -> int:
+        """How often the layer ran in the forward pass; the last call is the captured one."""
+        return self._calls
 
     @property
     def hookable(self) -> bool:
@@ -188,8 +195,111 @@ def capture(subject: Subject, layers: Sequence[str]) -> Iterator[list[Capture]]:
 
 
 @contextmanager
-def observe(module: nn.Module, on_output: Callable[[str, nn.Module, object], None]) -> Iterator[None]:
-    """Call `on_output(name, module, output)` whenever a named submodule finishes; outputs pass unchanged."""
+def replaced(subject: Subject, layer: str, call: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let the model go on with `change(output)` after the `call`-th call of a layer, counted from 1.
+
+    The layer's own output is a copy, so neither `change` nor the model can spoil it. Raises `UnknownLayer`.
+    """
+    module = find_layer(subject.module, layer)
+    calls = 0
+
+    def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return change(output.clone()) if calls == call else output
+
+    with ExitStack() as stack:
+        stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+@contextmanager
+def trail(subject: Subject, types: tuple[type[nn.Module], ...]) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Write down each call of modules of these types, with the output and its graph; the model gets copies of it.
+
+    Gradients are enabled inside the `with`, and the list is emptied at its end.
+    """
+    steps: list[tuple[nn.Module, Tensor]] = []
+
+    def keep(module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        kept = output if output.requires_grad else output.detach().clone().requires_grad_()
+        steps.append((module, kept))
+        return kept.clone()
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.enable_grad())
+        stack.callback(steps.clear)
+        for module in subject.module.modules():
+            if isinstance(module, types):
+                stack.callback(module.register_forward_hook(keep).remove)
+        yield steps
+
+
+BackwardRule = Callable[[Tensor, Tensor], Tensor]
+"""From the gradient that comes to a step of the backward pass, and the one it would hand on, to the one it hands on."""
+
+
+def change_relus(score: Tensor, rule: BackwardRule) -> int:
+    """Let the backward pass of every ReLU between the input and `score` follow the rule; return how many there are.
+
+    They are found in the graph of the score, so however a ReLU is written (module, function or method, in place or
+    not), and nothing is attached to the model: these hooks go when the graph goes. Raises `MethodNotApplicable` where
+    the graph has a step that another may be hidden in.
+    """
+    relus = [step for step in _graph_of(score) if _is_relu(step)]
+    for relu in relus:
+        relu.register_hook(lambda before, behind: tuple(g if g is None else rule(behind[0], g) for g in before))
+    return len(relus)
+
+
+def _graph_of(score: Tensor) -> list[Node]:
+    """Return all steps of the backward pass from `score`."""
+    steps: dict[Node, None] = {}
+    todo = [score.grad_fn]
+    while todo:
+        step = todo.pop()
+        if step is not None and step not in steps:
+            steps[step] = None
+            todo += [before for before, _ in step.next_functions]
+    return list(steps)
+
+
+_LOWER_BOUNDS = {
+    "Relu": None,
+    "Hardtanh": "_saved_min_val",  # ReLU6 is one
+    "Threshold": "_saved_threshold",
+    "Clamp": "_saved_min",
+    "ClampMin": "_saved_min",
+}
+"""Steps that are ReLUs where their lower bound is zero, by the name that torch gives them, and the bound's name."""
+
+
+def _is_relu(step: Node) -> bool:
+    if step.name().endswith("CopySlices"):
+        msg = (
+            "The model changes a part or a view of a tensor in place, and a ReLU that does so cannot be seen; "
+            "use saliency or smoothgrad instead."
+        )
+        raise MethodNotApplicable(msg)
+    kind = step.name().partition("Backward")[0]
+    if kind not in _LOWER_BOUNDS:
+        return False
+    bound = _LOWER_BOUNDS[kind]
+    lower = 0 if bound is None else getattr(step, bound)
+    return not isinstance(lower, Tensor) and lower == 0
+
+
+@contextmanager
+def observe(
+    module: nn.Module,
+    on_output: Callable[[str, nn.Module, object], None],
+    on_input: Callable[[str, nn.Module, Sequence[object]], None] | None = None,
+) -> Iterator[None]:
+    """Call `on_output(name, module, output)` whenever a named submodule finishes; outputs pass unchanged.
+
+    `on_input(name, module, arguments)` is called when it begins.
+    """
     with ExitStack() as stack:
         for name, submodule in module.named_modules():
 
@@ -197,6 +307,13 @@ def observe(module: nn.Module, on_output: Callable[[str, nn.Module, object], Non
                 on_output(name, finished, output)
 
             stack.callback(submodule.register_forward_hook(tell).remove)
+            if on_input is None:
+                continue
+
+            def begin(started: nn.Module, args: Any, *, name: str = name) -> None:
+                on_input(name, started, args)
+
+            stack.callback(submodule.register_forward_pre_hook(begin).remove)
         yield
 
 

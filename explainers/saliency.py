@@ -1,4 +1,4 @@
-"""Input-gradient saliency."""
+"""The gradient of the score with respect to the input: alone, and times the input."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -8,8 +8,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from explainers.batch import Batch, Maps, at_least_float32
-from explainers.errors import NotConnected
-from explainers.gradients import gradient_of
+from explainers.gradients import Scored, input_gradient
 from explainers.registry import Method, register
 
 
@@ -33,19 +32,48 @@ def saliency(batch: Batch, parameters: Parameters) -> Maps:
     The gradient is taken at the normalised input, as the model receives it: per pixel value in [0, 1] it is to be
     divided by the channel's std. Returns `(N, H, W)`, in logits per unit of input.
     """
+    scored, gradients = input_gradients(batch)
+    return Maps(scored, [reduced(gradient, parameters) for gradient in gradients])
+
+
+class NoParameters(BaseModel, extra="forbid", frozen=True):
+    """Input x gradient has no parameters of its own."""
+
+
+def input_x_gradient(batch: Batch, _parameters: NoParameters) -> Maps:
+    """Multiply the input by its gradient, value by value, and add the channels up.
+
+    Shrikumar et al., "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences",
+    2016, arXiv:1605.01713: with x the input `(C, H, W)` and y the score, map[i, j] = sum over c of
+    x[c, i, j] * dy / dx[c, i, j].
+
+    x is the input as the model receives it: what the normalisation maps to zero, about the data set's mean colour,
+    gets no attribution whatever it means. Returns `(N, H, W)`, in logits; where the model is linear without bias, the
+    map's sum is the score.
+    """
+    scored, gradients = input_gradients(batch)
+    inputs = at_least_float32(batch.inputs)
+    return Maps(scored, [(inputs * gradient).sum(dim=1) for gradient in gradients])
+
+
+def input_gradients(
+    batch: Batch, before_backward: Callable[[Scored], None] = lambda _: None
+) -> tuple[Scored, list[Tensor]]:
+    """Run the model once; return, per round, the gradient at the input `(N, C, H, W)`. Raises `NotConnected`."""
     leaf = batch.inputs.detach().clone().requires_grad_()
 
     def source(score: Tensor, *, keep_graph: bool) -> Tensor:
-        gradient = gradient_of(score, leaf, keep_graph=keep_graph)
-        if gradient is None:
-            msg = "The score does not depend on the picture: the model cuts the gradient (no_grad, detach) on the way."
-            raise NotConnected(msg)
-        return gradient
+        return at_least_float32(input_gradient(score, leaf, keep_graph=keep_graph))
 
     with torch.inference_mode(mode=False), torch.enable_grad():
         scored = batch.score(leaf)
-        reduce = _REDUCTIONS[parameters.reduction]
-        return Maps(scored, [reduce(at_least_float32(g)) for g in scored.gradients(source)])
+        before_backward(scored)
+        return scored, list(scored.gradients(source))
+
+
+def reduced(gradient: Tensor, parameters: Parameters) -> Tensor:
+    """Return one number `(N, H, W)` for the channels of a gradient `(N, C, H, W)`."""
+    return _REDUCTIONS[parameters.reduction](gradient)
 
 
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,10 +88,26 @@ register(
         summary="Which pixels would change the score most if they changed a little. Fine and noisy.",
         weakness="Shows sensitivity, not evidence: edges and texture light up whether they speak for the class or not.",
         paper="https://arxiv.org/abs/1312.6034",
+        sanity="Passes the randomisation check.",
         cost="one forward pass, one full backward pass per target",
-        layers=0,
+        cost_class="low",
         display_percentile=99.0,
         parameters=Parameters,
         run=saliency,
+    )
+)
+register(
+    Method(
+        name="input_x_gradient",
+        family="gradient",
+        summary="What each pixel's value contributes to the score, if the model is nearly linear around the picture.",
+        weakness="Dark and bright pixels count more than those of the mean colour, whatever they mean; noisy.",
+        paper="https://arxiv.org/abs/1605.01713",
+        sanity="Passes the randomisation check by numbers; to the eye the picture's own structure stays.",
+        cost="one forward pass, one full backward pass per target",
+        cost_class="low",
+        display_percentile=99.0,
+        parameters=NoParameters,
+        run=input_x_gradient,
     )
 )

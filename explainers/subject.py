@@ -21,6 +21,8 @@ class Subject:
 
     module: nn.Module
     scores: Callable[[Tensor], Tensor]
+    black: tuple[float, ...] | None = None
+    """What a black pixel is in the module's input, one number per channel; None: zero."""
     backward_hookable: dict[tuple[str, ...], tuple[bool, ...]] = field(default_factory=dict, repr=False)
     """What `explainers.hooks` found out: for layers captured together, which of them bear a full-backward hook."""
 
@@ -31,6 +33,12 @@ class Subject:
             msg = "A traced or scripted model runs without Python hooks; load the original nn.Module instead."
             raise UnhookableModel(msg)
         object.__setattr__(self, "_parameters", tuple(self.module.parameters()))  # walking the modules takes longer
+
+    def black_like(self, inputs: Tensor) -> Tensor:
+        """Return black pictures of the shape `(N, C, H, W)` of `inputs`."""
+        if self.black is None:
+            return torch.zeros_like(inputs)
+        return inputs.new_tensor(self.black).reshape(1, -1, 1, 1).expand_as(inputs)
 
     @property
     def frozen(self) -> bool:

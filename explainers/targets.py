@@ -32,10 +32,6 @@ class Score:
     versus: int | None
     value: float
 
-    def read(self, scores: Tensor) -> Tensor:
-        """Return the differentiable scalar from one picture's scores `(K,)`."""
-        return scores[self.index] if self.versus is None else scores[self.index] - scores[self.versus]
-
 
 def resolve(target: Target, scores: Tensor) -> Score:
     """Resolve a target against one picture's scores `(K,)` on the CPU.

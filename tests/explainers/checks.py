@@ -1,18 +1,23 @@
 """What several test files need: comparing maps, running a method in float64, and what a model remembers."""
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, get_args
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
-from explainers import Subject, Target, registry
+from explainers import Subject, Target, Work, registry
 from explainers.batch import Batch, ToGrid
 from explainers.hooks import capture
-from tests.explainers.nets import Case
+from tests.explainers.nets import CASES, Case, Tokens
+
+FEW: dict[str, object] = {"samples": 6, "steps": 5, "segments": 4}
+"""Values of the parameters that say how often the model runs."""
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
@@ -31,39 +36,84 @@ def maps(
     inputs: Tensor,
     targets: Sequence[Sequence[Target]],
     layers: Sequence[str] = (),
-    to_grid: ToGrid | None = None,
+    to_grid: Mapping[str, ToGrid] | None = None,
+    token_grids: Mapping[int, ToGrid] | None = None,
+    work: Work | None = None,
     **parameters: object,
 ) -> list[Tensor]:
     """Return a method's rounds as it computes them: `(N, h, w)` each, float64 for a float64 model."""
     chosen = registry.get(method)
-    batch = Batch(subject, inputs, targets, layers, to_grid)
+    batch = Batch(subject, inputs, targets, layers, to_grid or {}, token_grids or {}, work or Work())
     return list(chosen.run(batch, chosen.parameters.model_validate(parameters)).rounds)
 
 
 def twin(
     method: str, model: nn.Module, picture: Tensor, index: int, versus: int | None = None, **options: Any
 ) -> Tensor:
-    """Return the map `(h, w)` of the method's literal reference: `tests/references/<method>.py`."""
-    return getattr(import_module(f"tests.references.{method}"), method)(model, picture, index, versus, **options)
+    """Return the map `(h, w)` of the method's literal reference: `tests/references/<family>.py`."""
+    references = import_module(f"tests.references.{registry.get(method).family}")
+    return getattr(references, method.replace("+", "_plus"))(model, picture, index, versus, **options)
+
+
+def applies(method: str, case: Case) -> bool:
+    """Whether the method can explain the case's network."""
+    if registry.get(method).family == "attention":
+        return case.name == "tokens"
+    if method in ("guided_backprop", "deconvnet", "guided_gradcam"):
+        return case.has_relu
+    return True
 
 
 def looks_at(method: str, case: Case) -> dict[str, Any]:
-    """Return the arguments that say where the method looks: the case's layer, or nothing."""
-    count = registry.get(method).layers
-    return {"layers": (case.layer,) * count, "to_grid": case.to_grid} if count else {}
+    """Return the arguments that say where the method looks: the case's layer, its tokens, or nothing."""
+    if registry.get(method).family == "attention":
+        return {"token_grids": {1 + math.prod(Tokens.GRID): case.to_grid}}
+    to_grid = {} if case.to_grid is None else {case.layer: case.to_grid}
+    return {"layers": (case.layer,), "to_grid": to_grid} if registry.get(method).max_layers else {}
 
 
 def twin_looks_at(method: str, case: Case) -> dict[str, Any]:
     """Return the same for the method's twin."""
-    return {"layer": case.layer, "to_grid": case.to_grid} if registry.get(method).layers else {}
+    if registry.get(method).family == "attention":
+        return {"to_grid": case.to_grid}
+    return {"layer": case.layer, "to_grid": case.to_grid} if registry.get(method).max_layers else {}
+
+
+def few(method: str) -> dict[str, object]:
+    """Return what makes the method run the model a few times only."""
+    return {name: value for name, value in FEW.items() if name in registry.get(method).parameters.model_fields}
 
 
 def parameter_sets(method: str) -> list[dict[str, object]]:
-    """Return the method's defaults, and each named choice of each parameter."""
-    sets: list[dict[str, object]] = [{}]
+    """Return the method's defaults, and each named choice of each parameter; few samples, for the nets are small."""
+    sets = [few(method)]
     for name, field in registry.get(method).parameters.model_fields.items():
-        sets += [{name: choice} for choice in get_args(field.annotation) if isinstance(choice, str)]
+        if name == "fusion":  # nothing is fused where there is one layer
+            continue
+        choices = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
+        sets += [few(method) | {name: choice} for choice in choices if choice != field.default]
     return sets
+
+
+def with_cases(methods: Sequence[str]) -> list[Any]:
+    """Return each method with few samples and with each network that it can explain, for pytest."""
+    return [
+        pytest.param(method, few(method), case, id=f"{method}-{case.name}")
+        for case in CASES
+        for method in methods
+        if applies(method, case)
+    ]
+
+
+def with_settings_and_cases(methods: Sequence[str]) -> list[Any]:
+    """Return the same for each of the method's parameter sets."""
+    return [
+        pytest.param(method, chosen, case, id="-".join([method, *map(str, chosen.values()), case.name]))
+        for case in CASES
+        for method in methods
+        if applies(method, case)
+        for chosen in parameter_sets(method)
+    ]
 
 
 def bits(tensor: Tensor | None) -> bytes | None:

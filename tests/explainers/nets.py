@@ -177,6 +177,7 @@ class Case:
     layer: str
     to_grid: Callable[[Tensor], Tensor] | None = None
     has_inplace: bool = True
+    has_relu: bool = True
 
     def build(self, *, inplace: bool = True) -> nn.Module:
         """Return the seeded network, with or without in-place operations."""
@@ -189,11 +190,11 @@ class Case:
 
 CASES = (
     Case("plain", plain, "2"),
-    Case("strided", strided, "0"),
+    Case("strided", strided, "0", has_relu=False),
     Case("normed", normed, "4"),
     Case("residual", Residual, "bn2"),
     Case("depthwise", depthwise, "2"),
-    Case("tokens", Tokens, "norm1", tokens_to_grid, has_inplace=False),
+    Case("tokens", Tokens, "norm1", tokens_to_grid, has_inplace=False, has_relu=False),
     Case("channels_last", ChannelsLast, "norm", last_to_grid, has_inplace=False),
 )
 PLAIN = CASES[0]

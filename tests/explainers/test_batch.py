@@ -50,7 +50,9 @@ def test_tokens_need_a_grid() -> None:
     x = pictures(1, 9, 7)
     with pytest.raises(LayerNotSpatial, match=r"'norm1' returns shape \(1, 7, 8\)"):
         explain(subject, x, [[Target(0)]], method="gradcam", layers=["norm1"])
-    (answer,) = explain(subject, x, [[Target(0)]], method="gradcam", layers=["norm1"], to_grid=tokens_to_grid)
+    (answer,) = explain(
+        subject, x, [[Target(0)]], method="gradcam", layers=["norm1"], to_grid={"norm1": tokens_to_grid}
+    )
     assert answer.attributions[0].raw.shape == (3, 2)
 
 

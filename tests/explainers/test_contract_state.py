@@ -22,13 +22,15 @@ from explainers.errors import (
     UnknownLayer,
     VersusEqualsTarget,
 )
-from tests.explainers.checks import bits, looks_at, maps, parameter_sets, snapshot
-from tests.explainers.nets import CASES, PLAIN, Case, Head, pictures, seeded
+from tests.explainers.checks import applies, bits, few, looks_at, maps, snapshot, with_cases
+from tests.explainers.nets import PLAIN, Case, Head, pictures, seeded
 from tests.explainers.odd_nets import BreaksBackward, Call, Cut, Roots, UnderMode, breaks_forward, sequential
 
 METHODS = names()
-LAYERED = [name for name in METHODS if get(name).layers > 0]
-SETTINGS = [pytest.param(name, chosen, id=f"{name}-{chosen}") for name in METHODS for chosen in parameter_sets(name)]
+ON_PLAIN = [name for name in METHODS if applies(name, PLAIN)]
+LAYERED = [name for name in METHODS if get(name).max_layers > 0]
+WITHOUT_RELU = [name for name in METHODS if applies(name, Case("without ReLU", nn.Identity, "", has_relu=False))]
+DIFFERENTIATING = [name for name in WITHOUT_RELU if get(name).uses_gradients]
 
 
 class Unused(nn.Module):
@@ -69,8 +71,8 @@ class Failure:
             "inputs": self.pictures(),
             "targets": [self.targets] * 2,
             "method": method,
-            "layers": [self.layer] * (get(method).layers + self.extra_layers),
-            "parameters": self.parameters,
+            "layers": [self.layer] * (min(get(method).max_layers, 1) + self.extra_layers),
+            "parameters": few(method) | self.parameters,
         }
         x, before, version = request["inputs"], bits(request["inputs"]), request["inputs"]._version
         if self.answered:
@@ -122,7 +124,9 @@ def over_the_registry(wrong: dict[str, Failure], methods: list[str]) -> list[Any
 
 
 FAILURES = [
-    *over_the_registry(WRONG_REQUESTS | WRONG_MODELS, METHODS),
+    *over_the_registry(WRONG_REQUESTS, ON_PLAIN),
+    *over_the_registry({name: wrong for name, wrong in WRONG_MODELS.items() if "forward" in name}, WITHOUT_RELU),
+    *over_the_registry({name: wrong for name, wrong in WRONG_MODELS.items() if "forward" not in name}, DIFFERENTIATING),
     *over_the_registry(WRONG_LAYERS, LAYERED),
 ]
 
@@ -143,23 +147,22 @@ def test_a_failure_changes_nothing(method: str, failure: Failure, unfrozen: bool
 @pytest.mark.parametrize(
     ("method", "failure"),
     [
-        *over_the_registry(WRONG_REQUESTS, METHODS),
+        *over_the_registry(WRONG_REQUESTS, ON_PLAIN),
         *over_the_registry({k: v for k, v in WRONG_LAYERS.items() if v.build is None}, LAYERED),
     ],
 )
 def test_the_next_good_request_works(method: str, failure: Failure) -> None:
     net, x, targets = PLAIN.build(), PLAIN.pictures(2), [[Target(0)], [Target(1)]]
     where = looks_at(method, PLAIN)
-    (expected,) = maps(Subject(net, net), method, x, targets, **where)
+    (expected,) = maps(Subject(net, net), method, x, targets, **where, **few(method))
     subject = Subject(net, net)
     for _ in range(3):
         failure.happens(subject, method)
-        (actual,) = maps(subject, method, x, targets, **where)
+        (actual,) = maps(subject, method, x, targets, **where, **few(method))
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+@pytest.mark.parametrize(("method", "parameters", "case"), with_cases(METHODS))
 def test_success_changes_nothing(method: str, parameters: dict[str, object], case: Case) -> None:
     net, x = case.build(), case.pictures(2)
     targets = [[Target(), Target(1)], [Target(Rank(1), versus=Rank(0))]]
@@ -186,7 +189,7 @@ class InTheMiddleOfItsLife(nn.Module):
         return self.net(x)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_PLAIN)
 def test_gradients_modes_and_hooks_of_others_stay(method: str) -> None:
     net = seeded(InTheMiddleOfItsLife()).requires_grad_()
     net.aside.train()
@@ -204,7 +207,14 @@ def test_gradients_modes_and_hooks_of_others_stay(method: str) -> None:
     for layer in ("net.0", "net.1", "net.2", "net.3", "net.4"):
         for _ in range(2):
             fired.clear()
-            answers = explain(subject, x, [[Target(0)]] * 2, method=method, layers=[layer] * get(method).layers)
+            answers = explain(
+                subject,
+                x,
+                [[Target(0)]] * 2,
+                method=method,
+                layers=[layer] * min(get(method).max_layers, 1),
+                parameters=few(method),
+            )
             assert all(isinstance(answer, Explanation) for answer in answers)
             assert "forward" in fired
             assert snapshot(net) == before

@@ -55,15 +55,15 @@ def test_pictures_and_targets_must_match(subject: Subject) -> None:
 
 
 def test_an_unknown_method_is_refused(subject: Subject) -> None:
-    with pytest.raises(UnknownMethod, match="no method 'grad_cam'; valid are gradcam, saliency"):
+    with pytest.raises(UnknownMethod, match="no method 'grad_cam'; did you mean 'gradcam'"):
         explain(subject, INPUTS, [[], []], method="grad_cam")
 
 
 @pytest.mark.parametrize(
     ("method", "layers", "text"),
     [
-        ("gradcam", [], "gradcam takes exactly 1 layer; 0 were given"),
-        ("gradcam", ["0", "2"], "gradcam takes exactly 1 layer; 2 were given"),
+        ("gradcam", [], "gradcam takes one to 8 layers; 0 were given"),
+        ("gradcam", ["0", "2", "0"], "A layer was given twice: '0', '2', '0'"),
         ("saliency", ["2"], "saliency takes no layer; 1 were given"),
     ],
 )
@@ -71,13 +71,14 @@ def test_the_number_of_layers_is_checked(subject: Subject, method: str, layers: 
     with pytest.raises(LayerNotTaken, match=text) as caught:
         explain(subject, INPUTS, [[], []], method=method, layers=layers)
     assert caught.value.field == "layer"
-    assert caught.value.extra == {"limit": 1 if method == "gradcam" else 0}
+    assert caught.value.extra == {"limit": 8 if method == "gradcam" else 0}
 
 
 @pytest.mark.parametrize(
     ("method", "parameters", "field", "text"),
     [
-        ("gradcam", {"sigma": 1}, "sigma", "gradcam has no parameter 'sigma'; it has none."),
+        ("legrad", {"sigma": 1}, "sigma", "legrad has no parameter 'sigma'; it has none."),
+        ("gradcam", {"sigma": 1}, "sigma", "gradcam has no parameter 'sigma'; valid are fusion."),
         ("saliency", {"sigma": 1}, "sigma", "saliency has no parameter 'sigma'; valid are reduction."),
         ("saliency", {"reduction": "mean"}, "reduction", "reduction: input should be 'max_abs' or 'signed_sum'."),
         ("saliency", {"reduction": None}, "reduction", "reduction: input should be 'max_abs' or 'signed_sum'."),
@@ -91,6 +92,12 @@ def test_bad_parameters_are_named(
         explain(subject, INPUTS, [[], []], method=method, layers=layers, parameters=parameters)
     assert str(caught.value) == text
     assert caught.value.field == field
+
+
+def test_a_number_out_of_bounds_is_answered_with_the_bounds(subject: Subject) -> None:
+    with pytest.raises(BadParameter, match="steps: input should be greater than or equal to 1") as caught:
+        explain(subject, INPUTS, [[], []], method="integrated_gradients", parameters={"steps": 0})
+    assert caught.value.extra == {"minimum": 1, "maximum": 1000}
 
 
 def test_any_mapping_holds_parameters(subject: Subject) -> None:

@@ -1,6 +1,5 @@
 import copy
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -10,10 +9,11 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
 from explainers import Subject, Target, explain
-from tests.explainers.checks import assert_same, maps
+from tests.explainers.checks import assert_same, looks_at, maps
 from tests.explainers.nets import CASES, CLASSES, PLAIN, Case, Head, pictures, seeded
+from tests.explainers.peers import as_pytorch_grad_cam_shows_it
 from tests.explainers.torchvision_nets import build
-from tests.references.gradcam import activation_and_gradient, gradcam, weighted_sum
+from tests.references.cam import activation_and_gradient, gradcam, weighted_sum
 
 # Closed forms
 
@@ -64,14 +64,14 @@ def test_the_map_is_signed_and_odd_in_the_score() -> None:
 def test_equals_the_literal_twin_on_first_and_later_captures(case: Case) -> None:
     net, literal = case.build(), case.build(inplace=False)
     subject = Subject(net, net)
-    x = case.pictures(3)
+    x, where = case.pictures(3), looks_at("gradcam", case)
     targets = [[Target(0)], [Target(4)], [Target(2, versus=1)]]
     expected = [
         gradcam(literal, x[n : n + 1], of, versus, layer=case.layer, to_grid=case.to_grid)
         for n, (of, versus) in enumerate([(0, None), (4, None), (2, 1)])
     ]
     for _ in range(3):
-        (actual,) = maps(subject, "gradcam", x, targets, [case.layer], case.to_grid)
+        (actual,) = maps(subject, "gradcam", x, targets, **where)
         assert actual.dtype == torch.float64
         for n in range(3):
             assert_same(actual[n], expected[n])
@@ -198,17 +198,6 @@ def test_captum_and_pytorch_grad_cam_agree(name: str, layer: str) -> None:
         theirs = cam(input_tensor=leaf, targets=[ClassifierOutputTarget(of) for of in targets])
     for n in range(2):
         assert_same(as_pytorch_grad_cam_shows_it(raw[n], (64, 64)), theirs[n], 1e-5)
-
-
-def as_pytorch_grad_cam_shows_it(raw: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """ReLU; stretched to [0, 1]; resized; stretched again after the mean over the one layer."""
-
-    def stretched(image: np.ndarray) -> np.ndarray:
-        image = image - image.min()
-        return image / (1e-7 + image.max())
-
-    assert raw.max() > 0
-    return stretched(cv2.resize(stretched(np.maximum(raw, 0)), size))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,28 @@ def test_each_round_holds_every_pictures_own_gradient() -> None:
     assert isinstance(scored.chosen[2], TargetOutOfRange)
 
 
+def test_other_runs_are_read_for_the_targets_of_their_picture() -> None:
+    # Picture 0 explains class 1, then class 2 minus class 0; picture 1 has an error; picture 2 explains class 0 only.
+    scored = Scored(
+        torch.tensor([[1.0, 2, 4], [1, 1, 1], [8, 0, 0]]), [[Target(1), Target(2, versus=0)], [Target(9)], [Target(0)]]
+    )
+    assert scored.pictures == [0, 2]
+    assert scored.values.tolist() == [[2.0, 0.0, 8.0], [3.0, 0.0, 0.0]]
+    other = torch.tensor([[10.0, 20, 40], [50, 60, 70], [10, 20, 50]], requires_grad=True)
+    read = scored.read(other, [0, 2, 0])
+    assert read.tolist() == [[20.0, 50.0, 20.0], [30.0, 0.0, 40.0]]
+    (gradient,) = torch.autograd.grad(read[1].sum(), other)
+    assert gradient.tolist() == [[-1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [-1.0, 0.0, 1.0]]
+
+
+def test_other_weights_of_the_classes_give_other_sums() -> None:
+    scores = torch.tensor([[1.0, 2.0], [3.0, 5.0]], requires_grad=True)
+    scored = Scored(scores, [[Target(0)], [Target(1)]])
+    assert [total.item() for total in scored.sums] == [6.0]
+    assert [total.item() for total in scored.sums_of(scored.weights * 10)] == [60.0]
+    assert [total.item() for total in scored.sums_of(torch.ones(1, 2, 2))] == [11.0]
+
+
 def test_without_a_good_target_there_is_no_round() -> None:
     scored = Scored(torch.tensor([[1.0], [float("nan")], [1.0]]), [[Target(1)], [Target(0)], []])
     assert scored.rounds == 0

@@ -15,7 +15,7 @@ from tests.explainers.ledger import Ledger
 from tests.explainers.nets import CASES, PLAIN, Case, Head, pictures, seeded
 from tests.explainers.odd_nets import RefusesBackward, RefusesForward, sequential
 from tests.explainers.torchvision_nets import build
-from tests.references.gradcam import activation_and_gradient, gradcam
+from tests.references.cam import activation_and_gradient, gradcam
 
 # The ledger behind the fixture that fails any test which leaves a hook
 

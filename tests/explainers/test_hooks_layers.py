@@ -8,7 +8,7 @@ from explainers.hooks import capture, find_layer
 from tests.explainers.checks import activation_and_gradient_by_capture, assert_same, maps, snapshot
 from tests.explainers.nets import Head, Residual, pictures, seeded
 from tests.explainers.odd_nets import Call, Shared
-from tests.references.gradcam import gradcam
+from tests.references.cam import gradcam
 
 # Layers that are called in unusual ways
 

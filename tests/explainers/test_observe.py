@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -38,6 +39,26 @@ def test_observe_tells_each_call_of_a_shared_module() -> None:
     with observe(net, lambda name, _module, _output: seen.append(name)):
         net(pictures(1, 9, 7))
     assert seen == ["conv1", "relu", "conv2", "relu", "head.fc", "head", ""]
+
+
+def test_observe_tells_when_a_module_begins_and_with_what() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.ReLU(), nn.Identity()), Head(4)).eval()
+    x = torch.zeros(1, 3, 5, 5)
+    events: list[str] = []
+    begun: dict[str, object] = {}
+
+    def begin(name: str, module: nn.Module, args: Sequence[object]) -> None:
+        assert module is net.get_submodule(name)
+        events.append(f"<{name}")
+        begun[name] = args[0]
+
+    before = snapshot(net)
+    with observe(net, lambda name, _module, _output: events.append(f"{name}>"), begin):
+        net(x)
+    assert events == ["<", "<0", "0>", "<1", "<1.0", "1.0>", "<1.1", "1.1>", "1>", "<2", "<2.fc", "2.fc>", "2>", ">"]
+    assert begun[""] is x
+    assert begun["1"] is begun["1.0"]
+    assert snapshot(net) == before
 
 
 @pytest.mark.parametrize("module", [RefusesForward(4, 4, 1), Call(breaks_forward)], ids=["registration", "forward"])

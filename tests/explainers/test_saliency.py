@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from captum.attr import Saliency
+from captum.attr import InputXGradient, Saliency
 from torch import nn
 
 from explainers import Subject, Target, explain
@@ -12,7 +12,7 @@ from tests.explainers.checks import assert_same, maps
 from tests.explainers.nets import CASES, PLAIN, Case, pictures, seeded
 from tests.explainers.odd_nets import Cut, UnderMode
 from tests.explainers.torchvision_nets import build
-from tests.references.saliency import saliency
+from tests.references.gradient import saliency
 
 REDUCTIONS = ("max_abs", "signed_sum")
 
@@ -43,6 +43,25 @@ def test_of_a_linear_model_is_its_weights(target: Target, reduction: str, expect
     for x in (torch.zeros(1, 2, 2, 2), pictures(1, 2, 2, channels=2).float()):
         (answer,) = explain(Subject(net, net), x, [[target]], method="saliency", parameters={"reduction": reduction})
         assert answer.attributions[0].raw.tolist() == expected
+
+
+def test_input_times_gradient_of_a_linear_model_is_each_value_s_part_of_the_score() -> None:
+    # Weights as above, x = 1 .. 8: channel 0 gives [[1, -4], [9, 2]], channel 1 [[-20, 6], [-21, 2]].
+    net, x = linear(), torch.arange(1.0, 9).reshape(1, 2, 2, 2)
+    (answer,) = explain(Subject(net, net), x, [[Target(0)]], method="input_x_gradient")
+    assert answer.attributions[0].raw.tolist() == [[-19.0, 2.0], [-12.0, 4.0]]
+
+
+def test_input_times_gradient_adds_up_to_the_score_without_biases() -> None:
+    # A network of ReLUs without biases is homogeneous, y(k x) = k y(x), so by Euler x * dy/dx adds up to y(x).
+    net = PLAIN.build()
+    for name, parameter in net.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+    x = PLAIN.pictures(2)
+    for k, map_ in enumerate(maps(Subject(net, net), "input_x_gradient", x, [[Target(0), Target(3, versus=1)]] * 2)):
+        y = net(x)
+        assert_same(map_.sum(dim=(1, 2)), y[:, 0] if k == 0 else y[:, 3] - y[:, 1])
 
 
 def test_a_grayscale_model_has_one_channel_to_reduce() -> None:
@@ -113,6 +132,15 @@ def test_captum_agrees(name: str) -> None:
         answers = explain(Subject(net, net), x, targets, method="saliency", parameters={"reduction": reduction})
         for n in range(2):
             assert_same(answers[n].attributions[0].raw, expected[n].detach(), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_captum_agrees_on_input_times_gradient(name: str) -> None:
+    net, x = build(name).float(), pictures(2, 64, 64).float()
+    expected = InputXGradient(net).attribute(x.clone().requires_grad_(), torch.tensor([3, 8])).sum(dim=1)
+    answers = explain(Subject(net, net), x, [[Target(3)], [Target(8)]], method="input_x_gradient")
+    for n in range(2):
+        assert_same(answers[n].attributions[0].raw, expected[n].detach(), 1e-5)
 
 
 # Number formats, memory formats, cut gradients

@@ -85,13 +85,6 @@ def test_versus_is_a_difference_or_refused(scores: list[float], of: int | Rank, 
     score = resolve(Target(of, versus), tensor)
     assert (score.index, score.versus) == (plain(of), plain(versus))
     assert score.value == float(np.float32(scores[plain(of)]) - np.float32(scores[plain(versus)]))
-    assert score.read(tensor).item() == score.value
-
-
-def test_reading_is_differentiable() -> None:
-    scores = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
-    for score, gradient in ((Score(2, None, 4.0), [0.0, 0, 1]), (Score(2, 0, 3.0), [-1.0, 0, 1])):
-        assert torch.autograd.grad(score.read(scores), scores)[0].tolist() == gradient
 
 
 @steady
