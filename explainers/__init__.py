@@ -11,8 +11,10 @@ from explainers import finercam as _finercam  # noqa: F401 - registers itself
 from explainers import fullgrad as _fullgrad  # noqa: F401 - registers itself
 from explainers import guided as _guided  # noqa: F401 - registers itself
 from explainers import integrated_gradients as _integrated_gradients  # noqa: F401 - registers itself
+from explainers import legrad as _legrad  # noqa: F401 - registers itself
 from explainers import occlusion as _occlusion  # noqa: F401 - registers itself
 from explainers import rise as _rise  # noqa: F401 - registers itself
+from explainers import rollout as _rollout  # noqa: F401 - registers itself
 from explainers import saliency as _saliency  # noqa: F401 - registers itself
 from explainers import scorecam as _scorecam  # noqa: F401 - registers itself
 from explainers import smoothgrad as _smoothgrad  # noqa: F401 - registers itself
