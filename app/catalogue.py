@@ -16,6 +16,7 @@ from app.schemas.answers import (
     ModelList,
     ModelSummary,
 )
+from app.schemas.parameters import merged
 from models import ModelSpec, Registry
 from models.loading import weights_present
 
@@ -31,9 +32,9 @@ class Catalogue:
         self._hosts = hosts
 
     def models(self) -> ModelList:
-        """List all models, the default first."""
-        default = self._settings.default_model
-        names = [default, *(name for name in self._registry.names() if name != default)]
+        """List the models, the default first: all but those of timm that are neither here nor asked for."""
+        settings = self._settings
+        names = dict.fromkeys([settings.default_model, *self._registry.names(), *settings.models])
         return ModelList(models=[ModelSummary(**self._summary(self._registry.get(name))) for name in names])
 
     def model(self, name: str) -> ModelDetail:
@@ -45,6 +46,8 @@ class Catalogue:
             **self._summary(spec),
             architecture=spec.arch,
             head=spec.head,
+            scores=loaded.model.score_kind if loaded else None,
+            dtype=spec.dtype,
             input_size=list(loaded.model.preprocess.input_size) if loaded else None,
             classes=len(loaded.model.labels) if loaded else None,
             default_layer=loaded.default_layer if loaded else spec.layer,
@@ -81,16 +84,15 @@ class Catalogue:
 
     def methods(self) -> MethodList:
         """List the methods."""
-        return MethodList(methods=[_method(explainers.get(name)) for name in explainers.names()])
+        return MethodList(methods=[self.method(name) for name in explainers.names()])
+
+    def method(self, name: str) -> MethodInfo:
+        """Describe one method, or raise `UnknownMethod`."""
+        return _method(explainers.get(name))
 
     def parameter_schemas(self) -> dict[str, Any]:
-        """Return the JSON Schemas of all methods' own parameters, by name."""
-        methods = [explainers.get(name) for name in explainers.names()]
-        return {
-            name: schema
-            for method in methods
-            for name, schema in method.parameters.model_json_schema().get("properties", {}).items()
-        }
+        """Return the JSON Schemas of all methods' own parameters, by name; each says which methods take it."""
+        return merged({method.name: method.parameters.get("properties", {}) for method in self.methods().methods})
 
     def _summary(self, spec: ModelSpec) -> dict[str, Any]:
         return {
@@ -115,8 +117,15 @@ def _method(method: explainers.Method) -> MethodInfo:
         family=method.family,
         summary=method.summary,
         weakness=method.weakness,
+        sanity=method.sanity,
+        fails_randomisation=method.fails_randomisation,
         paper=method.paper,
         cost=method.cost,
-        needs_layer=method.layers > 0,
+        cost_class=method.cost_class,
+        class_specific=method.class_specific,
+        uses_gradients=method.uses_gradients,
+        needs_layer=method.max_layers > 0,
+        max_layers=method.max_layers,
+        seeded="seed" in method.parameters.model_fields,
         parameters=method.parameters.model_json_schema(),
     )

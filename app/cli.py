@@ -4,21 +4,20 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
-from rich.table import Table
 
 from app.config import PREFIX, Settings, SettingsError, load_settings
+from app.console import complain, fail, print_method, print_methods, print_table, say, show, text, watched
+from app.schemas.answers import MethodInfo
 from app.schemas.options import ExplainOptions
 
 if TYPE_CHECKING:
-    from app.schemas.answers import Answer
+    from app.engine import Watch
     from app.service import Service
 
 app = typer.Typer(
@@ -34,10 +33,9 @@ app.add_typer(models_app, name="models")
 SAMPLE = Path(__file__).parent / "web" / "static" / "cat.jpg"
 """scikit-image's picture of the cat Chelsea, CC0."""
 
-_DEFAULTS = {name: field.default for name, field in ExplainOptions.model_fields.items()}
+_NO_HURRY_S = 7 * 24 * 3600.0
 
-_out = Console()
-_err = Console(stderr=True)
+_DEFAULTS = {name: field.default for name, field in ExplainOptions.model_fields.items()}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -47,7 +45,7 @@ def main() -> None:
     try:
         app()
     except SettingsError as error:
-        _fail(str(error), code=2)
+        fail(str(error), code=2)
 
 
 @app.command()
@@ -107,10 +105,11 @@ def explain(
     service = _service(download=model)
     options, parameters = _checked(service, given, parameter or [])
     jobs = _results(images, out, options)
-    rows = [
-        _explain_one(service, image, result, options, parameters) for image, result in _progress(jobs, "explaining")
-    ]
-    service.close()
+    with closing(service):
+        rows = [
+            _explain_one(service, image, result, options, parameters, watch)
+            for (image, result), watch in watched(jobs, "explaining")
+        ]
     if as_json:
         print(json.dumps(rows))  # noqa: T201
     else:
@@ -125,14 +124,14 @@ def models_list(as_json: AsJson = False) -> None:
     listing = _service().catalogue.models()
     columns = ["name", "weights", "licence", "description"]
     rows = [[_named(row.name, row.default), row.weights, row.licence or "", row.description] for row in listing.models]
-    _show(listing, as_json, columns, rows)
+    show(listing, as_json, columns, rows)
 
 
 @models_app.command("show")
-def models_show(name: str, as_json: AsJson = False) -> None:
+def modelsshow(name: str, as_json: AsJson = False) -> None:
     """Describe one model; loads it."""
     detail = _loaded(name).catalogue.model(name)
-    _show(detail, as_json, ["", ""], [[key, _text(value)] for key, value in detail])
+    show(detail, as_json, ["", ""], [[key, text(value)] for key, value in detail])
 
 
 @models_app.command("layers")
@@ -141,15 +140,15 @@ def models_layers(name: str, as_json: AsJson = False) -> None:
     listing = _loaded(name).catalogue.layers(name)
     columns = ["name", "type", "shape", "calls", "target layer"]
     rows = [
-        [_named(row.name, row.name == listing.default), row.type, _text(row.shape), str(row.calls), "yes" * row.spatial]
+        [_named(row.name, row.name == listing.default), row.type, text(row.shape), str(row.calls), "yes" * row.spatial]
         for row in listing.layers
     ]
-    _show(listing, as_json, columns, rows)
+    show(listing, as_json, columns, rows)
 
 
 @models_app.command("fetch")
 def models_fetch(names: Annotated[list[str], typer.Argument(help="Models, see `heatlens models list`.")]) -> None:
-    """Download models' weights into torch's cache, so that the server needs no network."""
+    """Download models' weights into torch's or timm's cache, so that the server needs no network."""
     from models import ModelError, fetch
 
     registry = _service().registry
@@ -157,8 +156,8 @@ def models_fetch(names: Annotated[list[str], typer.Argument(help="Models, see `h
         try:
             sha256 = fetch(registry.get(name), progress=True)
         except ModelError as error:
-            _fail(str(error), code=1)
-        _say(f"{name}: {'random weights' if sha256 is None else f'sha256 {sha256}'}")
+            fail(str(error), code=1)
+        say(f"{name}: {'random weights' if sha256 is None else f'sha256 {sha256}'}")
 
 
 @models_app.command("verify")
@@ -171,23 +170,34 @@ def models_verify(
     service = _service()
     present = [row.name for row in service.catalogue.models().models if row.weights != "missing"]
     failed = False
-    for name in _progress(names or present, "verifying"):
+    for name, _ in watched(names or present, "verifying"):
         try:
             label = _verify(service, name)
-            _say(f"[green]ok[/]      {name}: the sample picture is {escape(repr(label))}")
+            say(f"[green]ok[/]      {name}: the sample picture is {escape(repr(label))}")
         except KNOWN_ERRORS as error:
             failed = True
-            _say(f"[red]failed[/]  {name}: {escape(str(error))}")
+            say(f"[red]failed[/]  {name}: {escape(str(error))}")
     raise typer.Exit(1 if failed else 0)
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
-    """List the explanation methods."""
-    listing = _service().catalogue.methods()
-    columns = ["name", "family", "good for", "weakness", "cost"]
-    rows = [[row.name, row.family, row.summary, row.weakness, row.cost] for row in listing.methods]
-    _show(listing, as_json, columns, rows)
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, to be told all of it.")] = None, as_json: AsJson = False
+) -> None:
+    """List the explanation methods, or describe one with its parameters."""
+    from app.errors import KNOWN_ERRORS
+
+    catalogue = _service().catalogue
+    try:
+        found = catalogue.methods() if name is None else catalogue.method(name)
+    except KNOWN_ERRORS as error:
+        fail(str(error), code=2)
+    if as_json:
+        print(found.model_dump_json(indent=2))  # noqa: T201
+    elif isinstance(found, MethodInfo):
+        print_method(found)
+    else:
+        print_methods(found.methods)
 
 
 @app.command()
@@ -199,14 +209,14 @@ def doctor(as_json: AsJson = False) -> None:
     try:
         report = examine(load_settings())
     except ModelError as error:  # a file in the models folder
-        _fail(str(error), code=1)
+        fail(str(error), code=1)
     if as_json:
         print(json.dumps(report, indent=2))  # noqa: T201
         return
     meanings = {PREFIX + name.upper(): field.description or "" for name, field in Settings.model_fields.items()}
     for title, facts in report.items():
-        _print_table([title, "", ""], [[key, _text(value), meanings.get(key, "")] for key, value in facts.items()])
-        _out.print()
+        print_table([title, "", ""], [[key, text(value), meanings.get(key, "")] for key, value in facts.items()])
+        say("")
 
 
 def _verify(service: "Service", name: str) -> str:
@@ -216,18 +226,20 @@ def _verify(service: "Service", name: str) -> str:
 
 def _checked(service: "Service", given: dict[str, Any], pairs: list[str]) -> tuple[ExplainOptions, dict[str, Any]]:
     """Return the options and the method's own parameters; wrong ones are wrong use."""
-    from app.errors import ServiceError
+    from app.errors import KNOWN_ERRORS
     from app.schemas.checking import check
 
     for pair in pairs:
         if "=" not in pair:
-            _fail(f"--set {pair!r} is not NAME=VALUE.", code=2)
+            fail(f"--set {pair!r} is not NAME=VALUE.", code=2)
     options = {name: _from_text(name, value) for name, value in given.items() if value is not None}
     options |= dict(pair.split("=", 1) for pair in pairs)
     try:
-        return check(ExplainOptions, options, parameters=service.catalogue.parameter_schemas())
-    except ServiceError as error:
-        _fail(str(error), code=2)
+        checked, parameters = check(ExplainOptions, options, parameters=service.catalogue.parameter_schemas())
+        service.check(checked, parameters)
+        return checked, parameters
+    except KNOWN_ERRORS as error:
+        fail(str(error), code=2)
 
 
 def _from_text(name: str, value: Any) -> Any:
@@ -245,19 +257,24 @@ def _results(images: list[Path], out: Path | None, options: ExplainOptions) -> l
     seen: dict[Path, Path] = {}
     for image, result in jobs:
         if result in seen:
-            _fail(f"{seen[result]} and {image} would both be written to {result}; explain them apart.", code=2)
+            fail(f"{seen[result]} and {image} would both be written to {result}; explain them apart.", code=2)
         seen[result] = image
     return jobs
 
 
 def _explain_one(
-    service: "Service", image: Path, result: Path, options: ExplainOptions, parameters: dict[str, Any]
+    service: "Service",
+    image: Path,
+    result: Path,
+    options: ExplainOptions,
+    parameters: dict[str, Any],
+    watch: "Watch",
 ) -> dict[str, Any]:
     from app.drawing import Drawing
     from app.errors import KNOWN_ERRORS
 
     try:
-        explained = service.explain(image.read_bytes(), options, parameters)
+        explained = service.explain(image.read_bytes(), options, parameters, watch)
         body = Drawing(explained, options).body(options.format or "jpeg", request_id=image.name)
         result.parent.mkdir(parents=True, exist_ok=True)
         result.write_bytes(body.content)
@@ -270,32 +287,29 @@ def _explain_one(
         "target": index,
         "label": explained.model.labels[index],
         "probability": float(explained.probabilities[index]),
+        "class_specific": explained.method.class_specific,
     }
 
 
 def _say_result(row: dict[str, Any]) -> None:
     if "error" in row:
-        _say(f"[red]failed[/]  {escape(row['image'])}: {escape(row['error'])}", _err)
+        complain(f"[red]failed[/]  {escape(row['image'])}: {escape(row['error'])}")
     else:
-        percent = f"{row['probability']:.1%}"
-        _say(escape(f"{row['result']}  {row['label']} ({percent})"))
-
-
-def _say(line: str, console: Console = _out) -> None:
-    console.print(line, highlight=False, soft_wrap=True)
+        same = "" if row["class_specific"] else "; the map is the same for every class"
+        say(escape(f"{row['result']}  {row['label']} ({row['probability']:.1%}){same}"))
 
 
 def _service(*, download: str | None = None) -> "Service":
-    """Return a service in this process, with all cores; the operator's own wish may download weights."""
+    """Return a service in this process, with all cores and no hurry; the operator's own wish may download weights."""
     from app.service import Service
     from models import ModelError
 
     settings = load_settings(workers=1)
     wanted = (*settings.models, download) if download else settings.models
     try:
-        return Service(settings.model_copy(update={"models": wanted}))
+        return Service(settings.model_copy(update={"models": wanted, "request_timeout_s": _NO_HURRY_S}))
     except ModelError as error:  # a file in the models folder
-        _fail(str(error), code=1)
+        fail(str(error), code=1)
 
 
 def _loaded(name: str) -> "Service":
@@ -305,44 +319,13 @@ def _loaded(name: str) -> "Service":
     try:
         service.hosts.ready(name)
     except KNOWN_ERRORS as error:
-        _fail(str(error), code=1)
+        fail(str(error), code=1)
     return service
-
-
-def _progress(items: list[Any], what: str) -> Iterable[Any]:
-    if len(items) < 2:
-        yield from items
-        return
-    with Progress(console=_err, transient=True) as progress:
-        yield from progress.track(items, description=what)
-
-
-def _print_table(columns: list[str], rows: list[list[str]]) -> None:
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    _out.print(table, highlight=False)
-
-
-def _show(answer: "Answer", as_json: bool, columns: list[str], rows: list[list[str]]) -> None:
-    if as_json:
-        print(answer.model_dump_json(indent=2))  # noqa: T201
-    else:
-        _print_table(columns, rows)
 
 
 def _named(name: str, default: bool) -> str:
     return f"{name} (default)" if default else name
 
 
-def _text(value: object) -> str:
-    return "-" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _shell(path: Path) -> str:
     return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
-
-
-def _fail(message: str, *, code: int) -> NoReturn:
-    _say(f"[red]heatlens:[/] {escape(message)}", _err)
-    raise SystemExit(code)

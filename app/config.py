@@ -53,6 +53,12 @@ class Settings(BaseSettings):
     max_image_side_px: int = Field(65_535, ge=1, description="Longest side of a picture, in pixels.")
     max_output_side_px: int = Field(4096, ge=16, description="Largest value of the option max_side, in pixels.")
     max_targets: int = Field(10, ge=1, description="Targets in one request.")
+    max_samples: int = Field(5000, ge=1, description="Runs of the model for one explained picture.")
+    max_chunk_pictures: int = Field(
+        0,
+        ge=0,
+        description="Changed pictures in one run of the model, which bounds the memory; 0: 8 on a CPU, 32 on a GPU.",
+    )
     queue_size: int = Field(16, ge=1, description="Requests that may wait for one model in one worker.")
     request_timeout_s: float = Field(60.0, gt=0, description="Time for one request, loading included, in seconds.")
     graceful_timeout_s: int = Field(30, ge=1, description="Time to finish what is in flight at shutdown, in seconds.")

@@ -153,7 +153,7 @@ class Drawing:
         answer = ExplainAnswer(
             request_id=request_id,
             model=_model(explained),
-            method=MethodRef(name=explained.method.name, parameters=dict(explained.parameters)),
+            method=_method(explained),
             layers=explained.layers,
             image=_image(explained),
             predictions=[
@@ -206,6 +206,11 @@ def _model(seen: Seen) -> ModelRef:
     return ModelRef(name=seen.model.spec.name, weights_sha256=sha256, weights="loaded" if sha256 else "random")
 
 
+def _method(explained: Explained) -> MethodRef:
+    method = explained.method
+    return MethodRef(name=method.name, parameters=dict(explained.parameters), class_specific=method.class_specific)
+
+
 def _image(seen: Seen) -> ImageInfo:
     box = seen.geometry.seen
     return ImageInfo(
@@ -225,6 +230,7 @@ def _map(map_: Map) -> MapInfo:
         height=raw.shape[0],
         no_positive_evidence=map_.display.no_positive_evidence,
         normalisation=map_.display.normalisation,
+        completeness_gap=map_.attribution.completeness_gap,
     )
 
 

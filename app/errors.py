@@ -52,6 +52,13 @@ class UnknownLabel(ServiceError):
     field = "target"
 
 
+class VersusNotTaken(ServiceError):
+    """`versus` was given to a method whose map does not depend on the class."""
+
+    code = "versus_not_taken"
+    field = "versus"
+
+
 class NotAcceptable(ServiceError):
     """The client accepts nothing that can be made."""
 
@@ -76,6 +83,18 @@ class DeviceUnavailable(ServiceError):
     """The operator asked for a GPU that is not there."""
 
     code = "device_unavailable"
+
+
+class OutOfMemory(ServiceError):
+    """One picture's work did not fit into the memory of the device."""
+
+    code = "out_of_memory"
+
+
+class ModelFailed(ServiceError):
+    """The model raised something while it ran or while its gradient was taken."""
+
+    code = "model_failed"
 
 
 class NoDefaultLayer(ServiceError):

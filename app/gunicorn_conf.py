@@ -32,8 +32,17 @@ def on_starting(server: Any) -> None:
 
 
 def post_fork(_server: Any, _worker: Any) -> None:
-    """Give OpenMP its number of threads before torch is imported."""
+    """Give OpenMP its number of threads before torch is imported, and import our own packages first.
+
+    gunicorn puts the working directory on the path, where a folder called `models` would be taken for the package.
+    """
     os.environ["OMP_NUM_THREADS"] = str(_settings.torch_thread_count)
+    path = sys.path[:]
+    sys.path[:] = [entry for entry in path if os.path.abspath(entry) != os.getcwd()]
+    try:
+        import app.wsgi  # noqa: F401
+    finally:
+        sys.path[:] = path
 
 
 def post_worker_init(worker: Any) -> None:

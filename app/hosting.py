@@ -3,28 +3,35 @@
 import logging
 import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 import explainers
 from app.config import Settings
-from app.engine import Job, Owner, ShuttingDown
-from app.errors import DeviceUnavailable
-from explainers import Explanation, Subject, Target
+from app.engine import Job, Owner, Report, ShuttingDown
+from app.errors import KNOWN_ERRORS, DeviceUnavailable, ModelFailed, OutOfMemory
+from app.layer_choice import Choice, choose_layer
+from explainers import Explanation, Subject, Target, Work
 from explainers.batch import ToGrid
 from explainers.errors import ExplainError, LayerNotSpatial
 from explainers.hooks import observe
+from explainers.work import is_out_of_memory
 from models import ModelSpec, Registry
 from models.layers import LayerInfo, LayerTracer
 from models.loading import LoadedModel, load, require_weights
+from models.order import OrderCheck, mixes
+from models.preprocess import Preprocess
 
 _RETRY_FAILED_S = 10.0
+_CHUNK = {"cpu": 8, "cuda": 32}
+"""Changed pictures in one run of the model. Larger chunks are no faster on a CPU (benchmarks/methods.py)."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +59,7 @@ class Host:
     model: LoadedModel
     layers: list[LayerInfo]
     default_layer: str | None
+    why_no_default_layer: str | None
 
     def __init__(self, spec: ModelSpec, settings: Settings, *, may_download: bool) -> None:
         self.spec = spec
@@ -91,18 +99,34 @@ class Host:
         _log.info("loading %s", self.spec.name)
         torch.set_num_threads(self._settings.torch_thread_count)
         self.model = load(self.spec, device=_device(self._settings.device), allow_download=self._may_download)
-        self._subject = Subject(self.model.module, self.model.scores)
+        self._subject = Subject(self.model.module, self.model.scores, black=_black(self.model.preprocess))
         sample = self._sample()
-        tracer = LayerTracer()
-        with torch.inference_mode(), observe(self.model.module, tracer):
-            self.model.scores(sample)
-        self.layers = tracer.layers
+        tracer = LayerTracer(sample.shape)
+        self._observe(tracer, sample)
+        self._chunk = self._settings.max_chunk_pictures or _CHUNK[self.model.device.type]
+        check = self._check_order(tracer.layers)
+        self.layers = check.layers
         self._by_name = {layer.name: layer for layer in self.layers}
-        if self.spec.layer is not None:
-            self._try_layer(self.spec.layer, sample)
-        self.default_layer = self.spec.layer or self._choose_layer(tracer.candidates, sample)
+        self._token_grids = _token_grids(self.layers)
+        choice = self._default_layer(tracer.candidates, check, sample)
+        self.default_layer, self.why_no_default_layer = choice.layer, choice.why_none
         _log.info("loaded %s on %s in %.1f s", self.spec.name, self.model.device, time.monotonic() - started)
         return self._run
+
+    def _check_order(self, layers: Sequence[LayerInfo]) -> OrderCheck:
+        """Return what a second forward pass says of the grids; a network may take one picture at a time only."""
+        check = OrderCheck(layers)
+        try:
+            self._observe(check, mixes(self.model.preprocess.channels, self.model.preprocess.input_size))
+        except Exception:  # noqa: BLE001 - foreign code, which has answered one picture before
+            _log.info("%s takes one picture at a time, so the order of its tokens is not checked", self.spec.name)
+            self._chunk = 1
+            return OrderCheck(layers)
+        return check
+
+    def _observe(self, on_output: Callable[[str, nn.Module, object], None], pictures: Tensor) -> None:
+        with torch.inference_mode(), observe(self.model.module, on_output):
+            self.model.scores(self._to_device(pictures))
 
     def _sample(self) -> Tensor:
         height, width = self.model.preprocess.input_size
@@ -110,34 +134,45 @@ class Host:
         sample = torch.randn((1, self.model.preprocess.channels, height, width), generator=generator)
         return self._to_device(sample)
 
-    def _choose_layer(self, candidates: Sequence[LayerInfo], sample: Tensor) -> str | None:
-        """Take the first candidate through whose grid the score's gradient flows.
+    def _default_layer(self, candidates: Sequence[LayerInfo], check: OrderCheck, sample: Tensor) -> Choice:
+        """Return the layer that the specification names, if it can be explained, or the one that is found."""
 
-        Shapes do not tell: after a ViT's last attention only the class token feeds the head, and the map of the
-        patch tokens is zero everywhere.
-        """
-        for candidate in candidates:
-            try:
-                found = self._try_layer(candidate.name, sample)
-            except ExplainError:  # on a branch that the score does not depend on, or not to be hooked
-                continue
-            if np.any(found.attributions[0].raw):
-                return candidate.name
-        return None
+        def raw_map(method: str, layers: Sequence[str]) -> NDArray[np.float32]:
+            (found,) = self._explain(sample, [[Target()]], method, layers, {}, Work())
+            if isinstance(found, ExplainError):
+                raise found
+            return found.attributions[0].raw
 
-    def _try_layer(self, layer: str, sample: Tensor) -> Explanation:
-        (found,) = self._explain(sample, [[Target()]], "gradcam", [layer], {})
-        if isinstance(found, ExplainError):
-            raise found
-        return found
+        if self.spec.layer is None:
+            return choose_layer(candidates, check, raw_map)
+        raw_map("gradcam", [self.spec.layer])
+        return Choice(self.spec.layer)
 
-    def _run(self, key: Hashable, payloads: Sequence[Payload]) -> Sequence[Any]:
+    def _run(self, key: Hashable, payloads: Sequence[Payload], report: Report) -> Sequence[Any]:
         key = cast("Key", key)
+        try:
+            return self._answer(key, payloads, report)
+        except (*KNOWN_ERRORS, CancelledError):
+            raise
+        except Exception as error:  # the network is foreign code
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise _out_of_memory(key) from error
+            _log.exception("running %s failed", self.spec.name)
+            msg = f"Running model {self.spec.name!r} raised {type(error).__name__}; the server's log says where."
+            raise ModelFailed(msg) from error
+
+    def _answer(self, key: Key, payloads: Sequence[Payload], report: Report) -> Sequence[Any]:
         inputs = self._to_device(torch.from_numpy(np.stack([payload.inputs for payload in payloads])))
         if key.method is None:
             return explainers.predict(self._subject, inputs)
         targets = [payload.targets for payload in payloads]
-        return self._explain(inputs, targets, key.method, key.layers, dict(key.parameters))
+        work = Work(
+            chunk=self._chunk,
+            limit=self._settings.max_samples,
+            limit_name="HEATLENS_MAX_SAMPLES",
+            on_step=report,
+        )
+        return self._explain(inputs, targets, key.method, key.layers, dict(key.parameters), work)
 
     def _explain(
         self,
@@ -146,6 +181,7 @@ class Host:
         method: str,
         layers: Sequence[str],
         parameters: Mapping[str, object],
+        work: Work,
     ) -> Sequence[Explanation | ExplainError]:
         return explainers.explain(
             self._subject,
@@ -153,8 +189,10 @@ class Host:
             targets,
             method=method,
             layers=layers,
-            to_grid=self._to_grid(layers[0]) if layers else None,
+            to_grid={layer: to_grid for layer in layers if (to_grid := self._to_grid(layer))},
+            token_grids=self._token_grids,
             parameters=parameters,
+            work=work,
         )
 
     def _to_grid(self, layer: str) -> ToGrid | None:
@@ -246,6 +284,26 @@ class Hosts:
             surplus = len(others) + (newcomer not in self._settings.preloaded) - self._settings.max_loaded_models
             for name in others[: max(0, surplus)]:
                 self._hosts.pop(name).owner.stop_accepting()
+
+
+def _token_grids(layers: Sequence[LayerInfo]) -> dict[int, ToGrid]:
+    """Return how a transformer's tokens lie in the picture, by their number, as the trace saw it."""
+    tokens = [layer for layer in layers if layer.shape and layer.layout and layer.layout.kind == "tokens"]
+    return {layer.shape[1]: layer.layout.to_grid for layer in tokens if layer.shape and layer.layout}
+
+
+def _black(preprocess: Preprocess) -> tuple[float, ...]:
+    """Return what a black pixel is in the model's input, per channel."""
+    return tuple(-mean / std for mean, std in zip(preprocess.mean, preprocess.std, strict=True))
+
+
+def _out_of_memory(key: Key) -> OutOfMemory:
+    if key.method is None:
+        return OutOfMemory("This picture's scores did not fit into the memory of the device.")
+    return OutOfMemory(
+        "This picture's explanation did not fit into the memory of the device; ask for fewer targets or layers, or "
+        "have HEATLENS_MAX_CHUNK_PICTURES lowered."
+    )
 
 
 def _device(setting: str) -> str:

@@ -1,6 +1,7 @@
 """Errors as RFC 9457 problem details: one table from error to status, and the handlers that use it."""
 
 import logging
+import traceback
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -23,6 +24,8 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     service_errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     service_errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     service_errors.DeviceUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    service_errors.OutOfMemory: HTTPStatus.SERVICE_UNAVAILABLE,
+    service_errors.ModelFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     service_errors.AdminDisabled: HTTPStatus.FORBIDDEN,
     explain_errors.ExplainError: HTTPStatus.UNPROCESSABLE_ENTITY,
     explain_errors.NonFiniteScores: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -120,6 +123,7 @@ def _known(error: KnownError) -> Response:
     status = status_of(type(error))
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.warning("request %s: %s: %s", g.request_id, error.code, error)
+    traceback.clear_frames(error.__traceback__)  # they hold the picture and the job, which holds the error
     extra = {"field": error.field, **error.extra}
     return problem(status, error.code, str(error), **extra)
 
@@ -155,5 +159,6 @@ def _too_large() -> Response:
 
 def _unknown(error: Exception) -> Response:
     _log.error("unexpected error, request %s", g.request_id, exc_info=error)
+    traceback.clear_frames(error.__traceback__)
     msg = "Something unexpected went wrong; the server's log has the request_id."
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", msg)

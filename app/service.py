@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 import explainers
 from app.catalogue import Catalogue
 from app.config import Settings
-from app.errors import LimitExceeded, NoDefaultLayer, UnknownLabel
+from app.engine import Watch
+from app.errors import LimitExceeded, NoDefaultLayer, UnknownLabel, VersusNotTaken
 from app.hosting import Host, Hosts, Payload
 from app.imaging.decode import Picture, decode
 from app.imaging.limits import Limits
@@ -118,11 +119,21 @@ class Service:
         """Finish what was accepted, and take no more."""
         self.hosts.close()
 
-    def explain(self, data: bytes, options: ExplainOptions, parameters: Mapping[str, object]) -> Explained:
-        """Explain one picture. `parameters` are the method's own."""
+    def check(self, options: ExplainOptions, parameters: Mapping[str, object]) -> tuple[Method, dict[str, object]]:
+        """Return the method and its own parameters, all of them; raise what can be found wrong without the model."""
         method = explainers.get(options.method)
         checked = explainers.check_parameters(method, parameters).model_dump()
+        if options.versus is not None and not method.class_specific:
+            msg = f"{method.name} gives the same map for every class, so there is nothing to compare; leave versus out."
+            raise VersusNotTaken(msg)
         self._check_limits(options)
+        return method, checked
+
+    def explain(
+        self, data: bytes, options: ExplainOptions, parameters: Mapping[str, object], watch: Watch | None = None
+    ) -> Explained:
+        """Explain one picture. `parameters` are the method's own; `watch` is called while the model works."""
+        method, checked = self.check(options, parameters)
         clock = _Clock(self.settings.request_timeout_s)
         host = self.hosts.ready(options.model or self.settings.default_model, timeout_s=clock.remaining_s)
         loaded_s = clock.lap()
@@ -132,7 +143,7 @@ class Service:
         decode_s = clock.lap()
         payload = Payload(inputs, targets)
         job = host.explain(payload, method=method.name, layers=layers, parameters=checked, timeout_s=clock.remaining_s)
-        answer = job.result()
+        answer = job.result(watch)
         return Explained(
             model=host.model,
             picture=picture,
@@ -165,7 +176,7 @@ class Service:
         enough_px = max(_DECODED_PX, 2 * preprocess.enough_px)
         with self._decoding:
             picture = decode(data, self._limits, enough_px=enough_px)
-            inputs, geometry = preprocess(picture.pixels, (picture.width, picture.height))
+            inputs, geometry = preprocess(picture.samples, (picture.width, picture.height))
             if max_side > enough_px and picture.pixels.shape[:2] != (picture.height, picture.width):
                 picture = decode(data, self._limits, enough_px=max_side)
         return picture, inputs, geometry
@@ -188,7 +199,7 @@ class Service:
         return tuple(Target(of, versus) for of in chosen)
 
     def _layers(self, options: ExplainOptions, method: Method, host: Host) -> list[str]:
-        if options.layer or not method.layers:
+        if options.layer or not method.max_layers:
             return list(options.layer)
         if host.default_layer is None:
             msg = (

@@ -19,7 +19,7 @@ def eigencam(batch: Batch, parameters: Parameters) -> Maps:
     activation's own sum over the channels (its inner product with it is not negative). No class enters: all
     targets of a picture have the same map. Returns `(N, h, w)`, in units of the activation.
     """
-    with capture(batch.subject, batch.layers) as captures:
+    with capture(batch.subject, batch.layers) as captures, torch.no_grad():
         scored = batch.score(batch.inputs)
         activations = [batch.grid(taken.layer, taken.activation) for taken in captures]
         map_ = fuse([principal(grid, grid.sum(dim=1)) for grid in activations], parameters.fusion)

@@ -62,6 +62,8 @@ def explain(
     chosen = registry.get(method)
     _check_layers(chosen, layers)
     checked = check_parameters(chosen, parameters or {})
+    if not len(inputs):
+        return []
     batch = Batch(subject, inputs.detach(), targets, layers, to_grid or {}, token_grids or {}, work or Work())
     maps = chosen.run(batch, checked)
     rounds = [round_.detach().float().cpu().numpy() for round_ in maps.rounds]

@@ -28,7 +28,8 @@ def finercam(batch: Batch, parameters: FinerParameters) -> Maps:
 
     Deviations: the references count alike; the authors' code weighs them by their softmax probabilities and lets
     the gradient flow through the weights, which makes no difference for one reference. With a `versus`, that class
-    is the only reference. No final ReLU. Returns `(N, h, w)`, in logits per cell.
+    is the only reference; a model of one class has none, and it is Grad-CAM. No final ReLU. Returns `(N, h, w)`, in
+    logits per cell.
     """
     return weighted(batch, gradcam_of, parameters, lambda scored: scored.sums_of(compared(scored, parameters)))
 
@@ -42,7 +43,7 @@ def compared(scored: Scored, parameters: FinerParameters) -> Tensor:
                 round_[round_ < 0] = -parameters.strength
             elif (round_ > 0).any():
                 nearest = _nearest(scored.scores[n], int(round_.argmax()), parameters.classes)
-                weights[k, n, nearest] = -parameters.strength / len(nearest)
+                weights[k, n, nearest] = -parameters.strength / max(1, len(nearest))
     return weights
 
 

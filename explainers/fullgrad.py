@@ -1,13 +1,17 @@
 """FullGrad: the score split into the input's part and the part of every bias."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel
-from torch import Tensor, nn
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from explainers.batch import Batch, Maps, at_least_float32
 from explainers.cam import upsampled
 from explainers.gradients import cut_off
-from explainers.hooks import trail
 from explainers.registry import Method, register
 
 
@@ -27,21 +31,76 @@ def fullgrad(batch: Batch, _parameters: Parameters) -> Maps:
     with a bias at each place of a channel, as in the authors' code. Biases are those of two-dimensional
     convolutions and, with the running statistics folded in, of batch normalisations: beta - gamma * mean / std.
 
+    and its least value taken off, as the authors draw it.
+
     Deviations: upsampling is between the cells' centres; a share that is the same everywhere is 0. Not negative,
     so evidence against the class is not told from evidence for it. Returns `(N, H, W)`, without unit.
     """
     leaf = batch.inputs.detach().clone().requires_grad_()
-    with trail(batch.subject, (nn.Conv2d, nn.BatchNorm2d)) as steps:
-        scored = batch.score(leaf)
-        biased = [(bias, output) for module, output in steps if (bias := _bias(module)) is not None]
-        sources = [leaf, *(output for _, output in biased)]
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        with _Biased() as biased:
+            scored = batch.score(leaf)
+        sources = [leaf, *(output for _, output in biased.calls)]
         rounds = []
         for k, score in enumerate(scored.sums):
             first, *others = _gradients(score, sources, keep_graph=k < scored.rounds - 1)
             shares = [leaf.detach() * first]
-            shares += [bias.detach().reshape(1, -1, 1, 1) * g for (bias, _), g in zip(biased, others, strict=True)]
+            shares += [bias.reshape(1, -1, 1, 1) * g for (bias, _), g in zip(biased.calls, others, strict=True)]
             rounds.append(_added_up([at_least_float32(share) for share in shares]))
         return Maps(scored, rounds)
+
+
+class _Biased(TorchFunctionMode):
+    """Inside the `with`, writes down each call that adds a bias: the bias `(C,)` and the output with its graph.
+
+    It sees functions, not modules: timm's `BatchNormAct2d` is a BatchNorm2d whose output lies behind the activation,
+    and convolutions of standardised weights are no `Conv2d` at all. The model gets copies of the outputs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        bias_of = _BIASES.get(func)
+        bias = bias_of(*args, **(kwargs or {})) if bias_of and output.dim() == 4 else None
+        if bias is None:
+            return output
+        kept = output if output.requires_grad else output.detach().requires_grad_()
+        self.calls.append((bias.detach(), kept))
+        return kept.clone()
+
+
+def _convolution_bias(_input: Tensor, _weight: Tensor, bias: Tensor | None = None, *_: Any, **__: Any) -> Tensor | None:
+    return bias
+
+
+def _norm_bias(
+    input: Tensor,  # noqa: A002 - the arguments of torch's batch_norm, by their names
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    """Return beta - gamma * mean / std, `(C,)`."""
+    if training or running_mean is None or running_var is None:
+        return bias
+    shift = -running_mean / torch.sqrt(running_var + eps)
+    if weight is not None:
+        shift = shift * weight
+    return shift if bias is None else bias + shift
+
+
+_BIASES: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
+    F.conv2d: _convolution_bias,
+    F.batch_norm: _norm_bias,
+}
 
 
 def _gradients(score: Tensor, sources: list[Tensor], *, keep_graph: bool) -> list[Tensor]:
@@ -55,19 +114,10 @@ def _gradients(score: Tensor, sources: list[Tensor], *, keep_graph: bool) -> lis
     return [torch.zeros_like(source) if g is None else g for g, source in zip(found, sources, strict=True)]
 
 
-def _bias(module: nn.Module) -> Tensor | None:
-    """Return what a module adds to each channel whatever its input, `(C,)`, None if nothing."""
-    if not isinstance(module, nn.BatchNorm2d):
-        return getattr(module, "bias", None)
-    if module.running_mean is None or module.running_var is None:
-        return module.bias
-    shift = -module.running_mean / torch.sqrt(module.running_var + module.eps)
-    return shift if module.weight is None else module.bias + module.weight * shift
-
-
 def _added_up(shares: list[Tensor]) -> Tensor:
     size = (shares[0].shape[2], shares[0].shape[3])
-    return torch.stack([upsampled(_scaled(share.abs()).sum(dim=1), size) for share in shares]).sum(dim=0)
+    total = torch.stack([upsampled(_scaled(share.abs()).sum(dim=1), size) for share in shares]).sum(dim=0)
+    return total - total.amin(dim=(1, 2), keepdim=True)
 
 
 def _scaled(share: Tensor) -> Tensor:

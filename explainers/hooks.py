@@ -52,6 +52,7 @@ class Capture:
         self._hooked_gradient: Tensor | None = None
         self._calls = 0
         self._input_has_gradient = False
+        self._has_graph = False
 
     @property
     def activation(self) -> Tensor:
@@ -90,6 +91,11 @@ class Capture:
         return self._calls
 
     @property
+    def has_graph(self) -> bool:
+        """Whether the forward pass that just ran made a graph."""
+        return self._has_graph
+
+    @property
     def hookable(self) -> bool:
         """Whether a full-backward hook works here, as seen in the forward pass that just ran."""
         if self._backward_hook or self._handed_on is None:
@@ -113,6 +119,7 @@ class Capture:
             msg = f"Layer {self.layer!r} returns {kind}, not one floating-point tensor; choose a layer inside it."
             raise LayerOutputNotTensor(msg)
         self._calls += 1
+        self._has_graph = torch.is_grad_enabled()
         self._input_has_gradient = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
         self._output = self._tape.cut(output)
         self._handed_on = self._output.clone()
@@ -191,7 +198,8 @@ def capture(subject: Subject, layers: Sequence[str]) -> Iterator[list[Capture]]:
         except RuntimeError:  # perhaps an in-place change that no earlier request made: the next one takes no risk
             subject.backward_hookable[key] = (False,) * len(key)
             raise
-        subject.backward_hookable.setdefault(key, tuple(taken.hookable for taken in captures))
+        if all(taken.has_graph for taken in captures):  # without one, inputs do not show their gradients
+            subject.backward_hookable.setdefault(key, tuple(taken.hookable for taken in captures))
 
 
 @contextmanager
@@ -211,29 +219,6 @@ def replaced(subject: Subject, layer: str, call: int, change: Callable[[Tensor],
     with ExitStack() as stack:
         stack.callback(module.register_forward_hook(hook).remove)
         yield
-
-
-@contextmanager
-def trail(subject: Subject, types: tuple[type[nn.Module], ...]) -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Write down each call of modules of these types, with the output and its graph; the model gets copies of it.
-
-    Gradients are enabled inside the `with`, and the list is emptied at its end.
-    """
-    steps: list[tuple[nn.Module, Tensor]] = []
-
-    def keep(module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-        kept = output if output.requires_grad else output.detach().clone().requires_grad_()
-        steps.append((module, kept))
-        return kept.clone()
-
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(torch.enable_grad())
-        stack.callback(steps.clear)
-        for module in subject.module.modules():
-            if isinstance(module, types):
-                stack.callback(module.register_forward_hook(keep).remove)
-        yield steps
 
 
 BackwardRule = Callable[[Tensor, Tensor], Tensor]

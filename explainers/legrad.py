@@ -15,6 +15,7 @@ from explainers.errors import MethodNotApplicable
 from explainers.gradients import Scored
 from explainers.hooks import observe, replaced
 from explainers.registry import Method, register
+from explainers.work import is_out_of_memory
 
 _CHAIN = (
     "The model is no chain of modules from tokens to tokens with one attention each, so its head cannot be asked after "
@@ -128,9 +129,11 @@ def _scores_after_each(batch: Batch, scored: Scored, blocks: Sequence[_Block]) -
 def _scores_of_many(batch: Batch) -> Tensor:
     try:
         return batch.subject.scores(batch.inputs.clone())
-    except torch.OutOfMemoryError:
+    except torch.AcceleratorError:  # a lost device, which is nobody's head
         raise
     except RuntimeError as error:  # the model ran before, so it is the number of rows that it stumbles over
+        if is_out_of_memory(error):
+            raise
         raise MethodNotApplicable(_HEAD) from error
 
 

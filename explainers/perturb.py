@@ -14,11 +14,10 @@ Change = Callable[[int, Sequence[int]], Tensor]
 
 
 class Part(NamedTuple):
-    """Some changed copies of one picture, and the gradients `(rounds, m, C, H, W)` of the explained scores there."""
+    """The gradients `(rounds, m, C, H, W)` of the explained scores at some changed copies of one picture."""
 
     picture: int
     samples: Sequence[int]
-    inputs: Tensor
     gradients: Tensor
 
 
@@ -38,7 +37,7 @@ def changed_scores(batch: Batch, scored: Scored, samples: int | Sequence[int], c
 
     @torch.inference_mode()
     def run(part: range) -> list[tuple[int, list[int], Tensor]]:
-        groups = _by_picture(scored.pictures, counts, part)
+        groups = grouped(scored.pictures, counts, part)
         scores = batch.subject.scores(torch.cat([change(n, numbers) for n, numbers in groups]))
         read = scored.read(scores, [n for n, numbers in groups for _ in numbers]).cpu()
         pieces = torch.split(read, [len(numbers) for _, numbers in groups], dim=1)
@@ -58,7 +57,7 @@ def changed_gradients(batch: Batch, scored: Scored, samples: int, change: Change
     counts = [samples] * len(batch.inputs)
 
     def run(part: range) -> list[Part]:
-        groups = _by_picture(scored.pictures, counts, part)
+        groups = grouped(scored.pictures, counts, part)
         with torch.inference_mode(mode=False), torch.enable_grad():
             inputs = torch.cat([change(n, numbers) for n, numbers in groups]).clone().requires_grad_()
             scores = batch.subject.scores(inputs.clone())
@@ -66,8 +65,8 @@ def changed_gradients(batch: Batch, scored: Scored, samples: int, change: Change
             each = [input_gradient(score, inputs, keep_graph=k < len(read) - 1) for k, score in enumerate(read)]
             gradients = at_least_float32(torch.stack(each))
         sizes = [len(numbers) for _, numbers in groups]
-        pieces = zip(groups, torch.split(inputs.detach(), sizes), torch.split(gradients, sizes, dim=1), strict=True)
-        return [Part(n, numbers, x, g) for (n, numbers), x, g in pieces]
+        pieces = zip(groups, torch.split(gradients, sizes, dim=1), strict=True)
+        return [Part(n, numbers, gradient) for (n, numbers), gradient in pieces]
 
     for parts in batch.work.steps(len(scored.pictures) * samples, run):
         yield from parts
@@ -99,8 +98,8 @@ def generator(seed: int, sample: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + sample)
 
 
-def _by_picture(pictures: Sequence[int], counts: Sequence[int], part: range) -> list[tuple[int, list[int]]]:
-    """Split numbers of (picture, sample) pairs: each picture with the numbers of its samples in this part."""
+def grouped(pictures: Sequence[int], counts: Sequence[int], part: range) -> list[tuple[int, list[int]]]:
+    """Split a part of the numbers of (picture, sample) pairs: each picture with those of its samples in it."""
     groups, start = [], 0
     for n in pictures:
         numbers = range(max(part.start - start, 0), min(part.stop - start, counts[n]))

@@ -20,7 +20,7 @@ _PIECE = 32
 class Parameters(BaseModel, extra="forbid", frozen=True):
     """The masks, and what they show."""
 
-    samples: int = Field(1000, ge=2, le=1_000_000, description="How many random masks are tried")
+    samples: int = Field(500, ge=2, le=1_000_000, description="How many random masks are tried")
     cells: int = Field(7, ge=2, le=64, description="How many cells a mask has in each direction, before it is smoothed")
     keep: float = Field(
         0.5, ge=0.05, le=0.95, allow_inf_nan=False, description="The probability of a cell to show the picture"

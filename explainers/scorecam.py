@@ -1,7 +1,6 @@
 """Score-CAM and Ablation-CAM: weights of channels from what the model says, not from gradients."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from explainers.batch import Batch, Maps
 from explainers.cam import MAX_LAYERS, Parameters, fuse, upsampled
 from explainers.gradients import Scored
 from explainers.hooks import capture, replaced
-from explainers.perturb import changed_scores
+from explainers.perturb import changed_scores, grouped
 from explainers.registry import Method, register
 
 
@@ -29,16 +28,14 @@ def scorecam(batch: Batch, parameters: Parameters) -> Maps:
     Deviations: a constant channel, of which s is undefined, gets weight 0; no final ReLU. Returns `(N, h, w)`, in
     units of the activation. One run of the model for each channel serves all targets.
     """
-    scored, activations = _activations(batch)
+    scored, grids, _ = _run_once(batch)
+    scores = _masked_scores(batch, scored, [_scaled(grid) for grid in grids])
     layers = []
-    for activation, _ in activations:
-        flat = activation.flatten(2)
-        low, high = flat.amin(dim=2)[..., None, None], flat.amax(dim=2)[..., None, None]
-        varies = (high > low)[..., 0, 0]
-        masks = (activation - low) / torch.where(high > low, high - low, 1)
-        scores = _masked_scores(batch, scored, masks).to(activation)
-        alpha = torch.where(varies, scores, -torch.inf).softmax(dim=2).nan_to_num(0.0)  # no channel varies: no map
-        layers.append(list(torch.einsum("knc,nchw->knhw", alpha, activation)))
+    for grid, score in zip(grids, scores, strict=True):
+        varies = grid.amax(dim=(2, 3)) > grid.amin(dim=(2, 3))
+        alpha = torch.where(varies, score.to(grid), -torch.inf).softmax(dim=2)
+        alpha = torch.where(varies.any(dim=1)[:, None], alpha, 0)  # no channel varies: no map
+        layers.append(list(torch.einsum("knc,nchw->knhw", alpha, grid)))
     return Maps(scored, [fuse(maps, parameters.fusion) for maps in zip(*layers, strict=True)])
 
 
@@ -53,51 +50,73 @@ def ablationcam(batch: Batch, parameters: Parameters) -> Maps:
     no final ReLU. Returns `(N, h, w)`, in logits times units of the activation. Only what lies behind the layer
     is run for each channel, where the model allows that: the layer's one output becomes a batch of changed ones.
     """
-    scored, activations = _activations(batch)
+    scored, grids, calls = _run_once(batch)
+    ablated = _Ablations(batch, scored, calls).scores([grid.shape[1] for grid in grids])
     layers = []
-    for layer, (activation, call) in zip(batch.layers, activations, strict=True):
-        fallen = scored.values.cpu()[..., None] - _Ablation(batch, scored, layer, call).scores(activation.shape[1])
-        layers.append(list(torch.einsum("knc,nchw->knhw", fallen.to(activation), activation)))
+    for grid, score in zip(grids, ablated, strict=True):
+        fallen = scored.values.cpu()[..., None] - score
+        layers.append(list(torch.einsum("knc,nchw->knhw", fallen.to(grid), grid)))
     return Maps(scored, [fuse(maps, parameters.fusion) for maps in zip(*layers, strict=True)])
 
 
-def _activations(batch: Batch) -> tuple[Scored, list[tuple[Tensor, int]]]:
-    """Run the model once; return each layer's activation `(N, C, h, w)` and the number of its call."""
-    with torch.no_grad(), capture(batch.subject, batch.layers) as captures:
+def _run_once(batch: Batch) -> tuple[Scored, list[Tensor], dict[str, int]]:
+    """Run the model; return the scores, the layers' activations `(N, C, h, w)`, and the numbers of their last calls."""
+    with capture(batch.subject, batch.layers) as captures, torch.no_grad():
         scored = batch.score(batch.inputs)
-        grids = [(batch.grid(taken.layer, taken.activation), taken.calls) for taken in captures]
-    for grid, _ in grids:
-        batch.work.allow(grid.shape[1], field="layer", because=f"a layer of {grid.shape[1]} channels")
-    return scored, grids
+        grids = [batch.grid(taken.layer, taken.activation) for taken in captures]
+        calls = {taken.layer: taken.calls for taken in captures}
+    channels = [grid.shape[1] for grid in grids]
+    what = "a layer" if len(channels) == 1 else f"{len(channels)} layers"
+    because = f"{what} of {' and '.join(map(str, channels))} channels"
+    batch.work.allow(sum(channels), field="layer", because=because)
+    return scored, grids, calls
 
 
-def _masked_scores(batch: Batch, scored: Scored, masks: Tensor) -> Tensor:
+def _scaled(grid: Tensor) -> Tensor:
+    """Return each channel from 0 to 1; one that does not vary is 0."""
+    low, high = grid.amin(dim=(2, 3), keepdim=True), grid.amax(dim=(2, 3), keepdim=True)
+    return (grid - low) / torch.where(high > low, high - low, 1)
+
+
+def _masked_scores(batch: Batch, scored: Scored, masks: Sequence[Tensor]) -> list[Tensor]:
+    """Return the scores `(rounds, N, C)` of the pictures under each layer's masks `(N, C, h, w)`."""
     size = (batch.inputs.shape[2], batch.inputs.shape[3])
+    channels = [(layer, channel) for layer, mask in enumerate(masks) for channel in range(mask.shape[1])]
 
-    def masked(picture: int, channels: Sequence[int]) -> Tensor:
-        mask = upsampled(masks[picture, list(channels)], size)[:, None]
-        return (batch.inputs[picture] * mask).to(batch.inputs.dtype)
+    def masked(picture: int, numbers: Sequence[int]) -> Tensor:
+        chosen = [masks[layer][picture, channel] for layer, channel in (channels[number] for number in numbers)]
+        shown = torch.stack([upsampled(mask[None], size) for mask in chosen])
+        return (batch.inputs[picture] * shown).to(batch.inputs.dtype)
 
-    return changed_scores(batch, scored, masks.shape[1], masked)
+    scores = changed_scores(batch, scored, len(channels), masked)
+    return list(torch.split(scores, [mask.shape[1] for mask in masks], dim=2))
 
 
-class _Ablation:
+class _Ablations:
     """The explained scores without one channel of a layer each."""
 
-    def __init__(self, batch: Batch, scored: Scored, layer: str, call: int) -> None:
-        self._batch, self._scored, self._layer, self._call = batch, scored, layer, call
-        self._grows = bool(scored.pictures) and self._may_grow()
+    def __init__(self, batch: Batch, scored: Scored, calls: Mapping[str, int]) -> None:
+        self._batch, self._scored, self._calls = batch, scored, calls
+        self._grows = {layer: bool(scored.pictures) and self._may_grow(layer) for layer in batch.layers}
 
-    def scores(self, channels: int) -> Tensor:
-        """Return the scores `(rounds, N, channels)`; 0 for pictures with an error."""
-        scored = self._scored
-        values = torch.zeros(scored.rounds, len(self._batch.inputs), channels, dtype=scored.values.dtype)
-        for n in scored.pictures:
-            parts = self._batch.work.steps(channels, partial(self._without, n))
-            values[:, n] = torch.cat(list(parts), dim=1)
+    def scores(self, channels: Sequence[int]) -> list[Tensor]:
+        """Return, for each layer, the scores `(rounds, N, channels)`; 0 for pictures with an error."""
+        scored, shape = self._scored, (self._scored.rounds, len(self._batch.inputs))
+        values = [torch.zeros(*shape, count, dtype=scored.values.dtype) for count in channels]
+        jobs = [(picture, number) for picture in scored.pictures for number in range(len(channels))]
+        counts = [channels[number] for _, number in jobs]
+
+        @torch.inference_mode()
+        def run(part: range) -> list[tuple[int, int, list[int], Tensor]]:
+            groups = [(*jobs[job], without) for job, without in grouped(range(len(jobs)), counts, part)]
+            return [(n, number, without, self._without(n, number, without)) for n, number, without in groups]
+
+        for answers in self._batch.work.steps(sum(counts), run):
+            for picture, number, without, answer in answers:
+                values[number][:, picture, without] = answer
         return values
 
-    def _may_grow(self) -> bool:
+    def _may_grow(self, layer: str) -> bool:
         """Whether the layer may answer one picture with several rows: what lies before it then runs only once.
 
         Something before the layer may meet something behind it, batch against batch, so it is tried with two rows
@@ -105,31 +124,30 @@ class _Ablation:
         """
         picture = self._scored.pictures[0]
         try:
-            scores = self._run(self._batch.inputs[[picture]], lambda output: output.repeat_interleave(2, dim=0))
+            scores = self._run(layer, self._batch.inputs[[picture]], lambda output: output.repeat_interleave(2, dim=0))
         except Exception:  # noqa: BLE001 - foreign code stumbles in its own ways; then each row runs from the start
             return False
         expected = self._scored.scores[picture].expand(2, -1)
         return scores.shape == expected.shape and torch.allclose(scores.float().cpu(), expected, rtol=1e-2, atol=1e-2)
 
-    @torch.inference_mode()
-    def _without(self, picture: int, channels: range) -> Tensor:
-        """Return the scores `(rounds, m)` without each of the channels."""
-        rows = [picture] * len(channels)
-        inputs = self._batch.inputs[[picture] if self._grows else rows]
-        scores = self._run(inputs, lambda output: self._ablated(output, channels))
+    def _without(self, picture: int, number: int, channels: Sequence[int]) -> Tensor:
+        """Return the scores `(rounds, m)` without each of the channels of a layer."""
+        rows, layer = [picture] * len(channels), self._batch.layers[number]
+        inputs = self._batch.inputs[[picture] if self._grows[layer] else rows]
+        scores = self._run(layer, inputs, lambda output: self._ablated(layer, output, channels))
         return self._scored.read(scores, rows).cpu()
 
-    def _ablated(self, output: Tensor, channels: range) -> Tensor:
+    def _ablated(self, layer: str, output: Tensor, channels: Sequence[int]) -> Tensor:
         """Return the output for each channel once, with zeros where its grid has that channel."""
         many = output.expand(len(channels), *output.shape[1:]).contiguous()
         places = torch.arange(output[0].numel(), device=output.device).reshape(1, *output.shape[1:])
-        if self._layer in self._batch.to_grid:
-            places = self._batch.to_grid[self._layer](places)
+        if layer in self._batch.to_grid:
+            places = self._batch.to_grid[layer](places)
         return many.flatten(1).scatter(1, places[0, list(channels)].flatten(1), 0).reshape(many.shape)
 
     @torch.inference_mode()
-    def _run(self, inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        with replaced(self._batch.subject, self._layer, self._call, change):
+    def _run(self, layer: str, inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        with replaced(self._batch.subject, layer, self._calls[layer], change):
             return self._batch.subject.scores(inputs.clone())
 
 

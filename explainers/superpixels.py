@@ -153,6 +153,9 @@ def _explain(batch: Batch, parameters: _Parameters, draw: Draw, solve: Solve) ->
     draw = cache(draw)  # pictures of as many superpixels share what is drawn
     places = {n: superpixels(batch.inputs[n], parameters.segments) for n in scored.pictures}
     shown = {n: draw(int(place.max()) + 1) for n, place in places.items()}
+    for coalitions in shown.values():  # SLIC may have made more superpixels than were asked for
+        runs, count = len(coalitions) - 1, coalitions.shape[1]
+        batch.work.allow(runs, field="samples", because=f"the picture's {count} superpixels")
     pixels = {n: (shown[n].to(device), place.to(device)) for n, place in places.items()}
     baseline = baseline_of(parameters.baseline, batch.subject, batch.inputs)
 

@@ -54,7 +54,7 @@ class Work:
             try:
                 result = run(part)
             except RuntimeError as error:  # torch.OutOfMemoryError is one
-                if len(part) == 1 or not _is_out_of_memory(error):
+                if len(part) == 1 or not is_out_of_memory(error):
                     raise
                 self.chunk = len(part) // 2
             else:
@@ -63,7 +63,7 @@ class Work:
         self._on_step(total, total)
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether memory ran out: the CPU's allocator and CUDA's libraries have no error class of their own."""
     if isinstance(error, torch.OutOfMemoryError):
         return True

@@ -46,8 +46,11 @@ class BatchNormWatch(TorchFunctionMode):
         self.weights: list[Tensor | None] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (F.batch_norm, torch.batch_norm):
+        if func is F.batch_norm:
             self._note(*args, **(kwargs or {}))
+        elif func is torch.batch_norm:  # what the other calls, with the same arguments in another order
+            picture, weight, bias, mean, var, training = args[:6]
+            self._note(picture, mean, var, weight, bias, training)
         return func(*args, **(kwargs or {}))
 
     def _note(
@@ -69,8 +72,6 @@ class BatchNormWatch(TorchFunctionMode):
 
         It may not: networks without normalisation layers use `batch_norm` to standardise their weights.
         """
-        if not self.weights:
-            return
         try:
             beside_itself, beside_other = answer(torch.cat([x, x]))[0], answer(torch.cat([x, y]))[0]
         except CheckForwardFailed:  # it takes one picture only, which has nothing to see

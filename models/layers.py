@@ -4,9 +4,10 @@ Pure bookkeeping: the caller lets one forward pass run and reports each module a
 channels-first, channels-last or tokens is concluded from what was seen before it in the same pass.
 """
 
+import math
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,15 +74,15 @@ class _Record:
 class LayerTracer:
     """Call it with each module that finishes in one forward pass: `tracer(name, module, output)`.
 
-    It keeps no tensor. Root modules are named "" and listed nowhere.
+    `shape` is that of the input, (N, C, h, w). It keeps no tensor. Root modules are named "" and listed nowhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Sequence[int]) -> None:
         self._records: dict[str, _Record] = {}  # in completion order of the last call
         self._first: str | None = None
         self._tensors = _Tensors()
         self._pooled: set[int] = set()
-        self._layouts = _Layouts()
+        self._layouts = _Layouts(shape)
 
     def __call__(self, name: str, module: nn.Module, output: object) -> None:
         """Note that the module called `name` has returned `output`."""
@@ -121,8 +122,9 @@ class LayerTracer:
         stands for all (`layer4`, not `layer4.2.relu`), unless it holds the whole backbone. Linear layers, which
         are halves of an attention or an MLP (queries, keys and values in one), come after all others.
 
-        The output need not depend on a candidate: after a vision transformer's last attention only the class
-        token matters, so skip candidates whose grid gets no gradient.
+        Shapes do not tell all. The output need not depend on a candidate: after a vision transformer's last
+        attention only the class token matters, so skip candidates whose grid gets no gradient. And the grid's
+        cells need not be in order: see `models.order`.
         """
         records = sorted(self._representatives(), key=lambda record: record.is_projection)
         spatial = [record.info for record in records]
@@ -165,16 +167,16 @@ class _Tensors:
 
 
 class _Layouts:
-    """What the shapes seen so far say about the next one."""
+    """What the input's shape and the shapes seen so far say about the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._batch, _, self._height, self._width = shape
         self._kinds: dict[tuple[int, ...], Kind] = {}  # of 4-D shapes
         self._grids: list[Grid] = []  # the latest first
-        self._first: tuple[int, Grid] | None = None  # batch size and grid of the first map
 
     def of(self, module: nn.Module, shape: tuple[int, ...]) -> Layout | None:
         """Return the layout of an output of `module`, None if it has no grid."""
-        if 0 in shape or (self._first is not None and shape[:1] != (self._first[0],)):
+        if 0 in shape or shape[:1] != (self._batch,):
             return None  # windows of an attention layer are folded into the batch
         if len(shape) == 3:
             return self._of_tokens(shape[1])
@@ -186,18 +188,30 @@ class _Layouts:
             return None
         grid = shape[2:] if kind == "channels_first" else shape[1:3]
         layout = Layout(kind, (grid[0], grid[1]))
-        if not self._has_the_proportions(layout.grid):
+        if self._distortion(layout.grid) > 1:
             return None
-        self._note(layout, shape)
+        self._kinds[shape] = kind
+        self._note(layout.grid)
         return layout
 
     def _of_tokens(self, count: int) -> Layout | None:
-        """Return the layout of `count` tokens by a map seen before that has as many cells, but for prefix tokens."""
-        for prefix in range(_MAX_PREFIX_TOKENS + 1):
-            for grid in self._grids:
-                if grid[0] * grid[1] == count - prefix:
+        """Return the layout of `count` tokens: a grid that was seen before, else an even one, after prefix tokens."""
+        for find in (self._seen, self._even):
+            for prefix in range(_MAX_PREFIX_TOKENS + 1):
+                if grid := find(count - prefix):
                     return Layout("tokens", grid, prefix)
         return None
+
+    def _seen(self, cells: int) -> Grid | None:
+        return next((grid for grid in self._grids if grid[0] * grid[1] == cells), None)
+
+    def _even(self, cells: int) -> Grid | None:
+        """Return the grid of so many cells that covers the picture evenly; LeViT's and Hiera's last was no map."""
+        if cells < 2:
+            return None
+        height = max(1, round(math.sqrt(cells * self._height / self._width)))
+        grid = height, cells // height
+        return grid if grid[0] * grid[1] == cells and self._distortion(grid) < 1 else None
 
     def _kind_of_neighbours(self, shape: tuple[int, ...]) -> Kind | None:
         """Conclude from a known map of which this is a permutation, or whose grid it shares."""
@@ -210,20 +224,16 @@ class _Layouts:
             return "channels_first"
         return "channels_last" if (first, second) in self._grids else None
 
-    def _has_the_proportions(self, grid: Grid) -> bool:
-        """Whether `grid` is the first map's but for scale, within one cell; a stack of windows is not."""
-        if self._first is None:
-            return True
-        height, width = self._first[1]
-        exact_height, exact_width = grid[1] * height / width, grid[0] * width / height
-        return abs(grid[0] - exact_height) <= 1 or abs(grid[1] - exact_width) <= 1
+    def _distortion(self, grid: Grid) -> float:
+        """Return by how many cells `grid` differs from one of the picture's proportions; a stack of windows does."""
+        height, width = grid
+        exact_height, exact_width = width * self._height / self._width, height * self._width / self._height
+        return min(abs(height - exact_height), abs(width - exact_width))
 
-    def _note(self, layout: Layout, shape: tuple[int, ...]) -> None:
-        self._kinds[shape] = layout.kind
-        self._first = self._first or (shape[0], layout.grid)
-        if layout.grid in self._grids:
-            self._grids.remove(layout.grid)
-        self._grids.insert(0, layout.grid)
+    def _note(self, grid: Grid) -> None:
+        if grid in self._grids:
+            self._grids.remove(grid)
+        self._grids.insert(0, grid)
 
 
 def _kind_of_type(module: nn.Module, shape: tuple[int, ...]) -> Kind | None:

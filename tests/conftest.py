@@ -26,13 +26,14 @@ class Server:
     process: subprocess.Popen[str]
 
 
-def start_server(**settings: str) -> Server:
+def start_server(cwd: Path | None = None, **settings: str) -> Server:
     """Start a real server on a free port and wait until it says that it is ready."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEATLENS_")}
     environment |= {f"HEATLENS_{name.upper()}": value for name, value in settings.items()}
     process = subprocess.Popen(
         [sys.executable, "-m", "app", "serve", "--port", "0"],
         env=environment,
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

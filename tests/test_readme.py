@@ -97,8 +97,17 @@ def test_every_option_is_listed() -> None:
     assert column("option") == list(ExplainOptions.model_fields)
 
 
-def test_every_method_is_listed() -> None:
-    assert sorted(column("method")) == explainers.names()
+def test_every_method_is_listed_with_its_family_and_its_cost() -> None:
+    listed = dict(zip(column("method"), zip(column("method", 1), column("method", 2), strict=True), strict=True))
+    methods = map(explainers.get, explainers.names())
+    assert listed == {method.name: (method.family, method.cost_class) for method in methods}
+
+
+def test_what_is_to_be_minded_of_a_method_is_not_passed_over() -> None:
+    for name, mind in zip(column("method"), column("method", 4), strict=True):
+        method = explainers.get(name)
+        assert ("fails the randomisation check" in mind) == method.fails_randomisation, name
+        assert ("same map for every class" in mind) == (not method.class_specific), name
 
 
 def test_every_route_is_listed(client: FlaskClient) -> None:

@@ -2,6 +2,8 @@
 
 import sys
 import threading
+import time
+import weakref
 from pathlib import Path
 
 import torch
@@ -36,12 +38,46 @@ class NanOnWhite(Small):
         return torch.where(bright, torch.nan, super().forward(x))
 
 
+class Broken(Small):
+    """Raises for bright pictures."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.amin() > 0.9:
+            raise KeyError("a bug of the network")
+        return super().forward(x)
+
+
+unfinished: list[weakref.ref[Tensor]] = []
+"""What `TooLarge` had made when memory ran out."""
+
+
+class TooLarge(Small):
+    """Runs out of memory for bright pictures: the GPU's for white ones, the CPU's for others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.amin() > 0.7:
+            activations = self.first(x)
+            unfinished.append(weakref.ref(activations))
+            if x.amin() > 0.9:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.99 GiB.")
+            (activations.sum() * torch.empty(2**60)).sum()
+        return super().forward(x)
+
+
 class Slow(Small):
     """Waits for the test."""
 
     def forward(self, x: Tensor) -> Tensor:
         slow_is_running.set()
         may_answer.wait()
+        return super().forward(x)
+
+
+class Sleepy(Small):
+    """Takes 20 ms for every run, however many pictures it is of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.02)
         return super().forward(x)
 
 
@@ -70,6 +106,22 @@ class Branch(Small):
         return {"logits": super().forward(x), "mask": self.mask(x)}
 
 
+class Single(Small):
+    """Takes one picture at a time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(1, 3, *x.shape[2:]))
+
+
+class NoDerivative(Small):
+    """Changes in place what autograd kept for the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bounded = self.first(x).sigmoid()
+        bounded.mul_(2)
+        return self.head(self.second(bounded).mean((2, 3)))
+
+
 class Quits(Small):
     """Calls sys.exit instead of being made."""
 
@@ -87,8 +139,13 @@ class OneLogit(Small):
 _FILES = {
     "small": 'arch = "python:tests.zoo:Small"\nlabels = ["ant", "bee", "Bee", "cat"]',
     "nan": 'arch = "python:tests.zoo:NanOnWhite"',
+    "large": 'arch = "python:tests.zoo:TooLarge"',
+    "broken": 'arch = "python:tests.zoo:Broken"',
     "slow": 'arch = "python:tests.zoo:Slow"',
+    "sleepy": 'arch = "python:tests.zoo:Sleepy"',
     "negative": 'arch = "python:tests.zoo:NegativeOnly"',
+    "single": 'arch = "python:tests.zoo:Single"',
+    "no_derivative": 'arch = "python:tests.zoo:NoDerivative"',
     "branch": 'arch = "python:tests.zoo:Branch"\noutput = "logits"',
     "quits": 'arch = "python:tests.zoo:Quits"',
     "binary": 'arch = "python:tests.zoo:OneLogit"\nhead = "binary"\nlabels = ["healthy", "ill"]',

@@ -8,6 +8,7 @@ from flask_openapi3 import APIBlueprint, Tag
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
+from app.api.connection import require_client
 from app.api.documents import PROBLEMS, operation_id, picture_operation, picture_responses
 from app.api.requests import read_picture
 from app.drawing import MEDIA_TYPES, Drawing, prediction
@@ -38,7 +39,7 @@ def blueprint(service: Service) -> APIBlueprint:
         data, raw = read_picture()
         options, parameters = check(ExplainOptions, raw, parameters=of_methods)
         format_ = _format(options)
-        explained = service.explain(data, options, parameters)
+        explained = service.explain(data, options, parameters, watch=require_client(request.environ))
         drawing = Drawing(explained, options)
         body = drawing.body(format_, g.request_id)
         response = Response(body.content, content_type=body.media_type)

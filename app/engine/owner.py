@@ -4,25 +4,35 @@ import logging
 import math
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future, wait
-from typing import Generic, Literal, TypeVar
+from concurrent.futures import CancelledError, Future, wait
+from typing import Any, Generic, Literal, TypeVar
 
 from app.engine.errors import DeadlineExceeded, QueueFull, ShuttingDown
 
 P = TypeVar("P")
 R = TypeVar("R")
-Run = Callable[[Hashable, Sequence[P]], Sequence[R | Exception]]
+Report = Callable[[int, int], None]
+"""Called between two steps of long work with how many are done, and of how many; what it raises ends the work."""
+Run = Callable[[Hashable, Sequence[P], Report], Sequence[R | Exception]]
 """Answers payloads that share a key, one answer each, an exception where an item fails alone."""
+Watch = Callable[["Job[Any, Any]"], None]
+"""Called now and then while somebody waits for a job; what it raises ends the wait, and the job is abandoned."""
 
+_WATCH_S = 0.2
 _log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "failed", "closed"]
 
 
 class Job(Generic[P, R]):
-    """A payload on its way, and later its answer. `deadline` is a reading of the owner's clock, in seconds."""
+    """A payload on its way, and later its answer.
+
+    `deadline` is a reading of the owner's clock, in seconds. `progress` is how many steps are done, and of how many,
+    once the work has reported any.
+    """
 
     def __init__(self, key: Hashable, payload: P, *, deadline: float, clock: Callable[[], float]) -> None:
         self.key = key
@@ -31,6 +41,8 @@ class Job(Generic[P, R]):
         self.future: Future[R] = Future()
         self.accepted = clock()
         self.started = self.finished = math.nan
+        self.progress: tuple[int, int] | None = None
+        self._abandoned = False
         self._clock = clock
 
     @property
@@ -43,13 +55,36 @@ class Job(Generic[P, R]):
         """Seconds it ran."""
         return self.finished - self.started
 
-    def result(self) -> R:
-        """Wait for the answer; raise the item's own error, or `DeadlineExceeded`, and then the job is dropped."""
-        done, _ = wait([self.future], timeout=max(0.0, self.deadline - self._clock()))
-        if not done:
-            self.future.cancel()
-            raise _too_late()
+    def result(self, watch: Watch | None = None) -> R:
+        """Wait for the answer; raise the item's own error, or `DeadlineExceeded`.
+
+        Whoever stops waiting, because of the deadline, of what `watch` raises, or of Ctrl-C, abandons the job.
+        """
+        try:
+            while not self.future.done():
+                left_s = self.deadline - self._clock()
+                if left_s <= 0:
+                    raise _too_late(self.progress)
+                wait([self.future], timeout=min(left_s, _WATCH_S) if watch else left_s)
+                if watch:
+                    watch(self)
+        except BaseException:
+            self.abandon()
+            raise
         return self.future.result()
+
+    def abandon(self) -> None:
+        """Say that nobody waits any more: the job is dropped, or, if it runs, ended at its next report."""
+        self._abandoned = True
+        self.future.cancel()
+
+    def report(self, done: int, total: int) -> None:
+        """Note the progress. Raises `CancelledError` or `DeadlineExceeded` where the answer would come too late."""
+        self.progress = (done, total)
+        if self._abandoned:
+            raise CancelledError
+        if self._clock() > self.deadline:
+            raise _too_late(self.progress)
 
 
 class Owner(Generic[P, R]):
@@ -117,7 +152,7 @@ class Owner(Generic[P, R]):
             self._waiting_for_ready += 1
         try:
             if not wait([self.ready], timeout=timeout_s).done:
-                raise _too_late()
+                raise _too_late(None)
         finally:
             with self._changed:
                 self._waiting_for_ready -= 1
@@ -140,34 +175,39 @@ class Owner(Generic[P, R]):
             run = prepare()
         except BaseException as raised:  # noqa: BLE001 - whatever it is, all who wait are told
             _log.info("preparing %s failed", self.name, exc_info=raised)
-            error = _harmless(raised).with_traceback(None)  # it would hold what was half prepared
+            error = _harmless(raised)
+            _forget_work(error)
+            error = error.with_traceback(None)  # it would hold this frame, which does not end before the error is told
             with self._changed:
                 self.ready.set_exception(error)
             self._refuse_waiting(error)
             return
         self.ready.set_result(None)
         while (job := self._next()) is not None:
-            self._answer(run, job)
+            if self._begin(job):
+                self._end(job, _outcome(run, job))
+            del job  # nothing of it is kept while the thread waits for the next
 
     def _next(self) -> Job[P, R] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             return self._jobs.popleft() if self._jobs else None
 
-    def _answer(self, run: Run[P, R], job: Job[P, R]) -> None:
+    def _begin(self, job: Job[P, R]) -> bool:
+        """Say whether somebody still waits for the job."""
         job.started = self._clock()
         if not job.future.set_running_or_notify_cancel():
-            return
+            return False
         if job.started > job.deadline:
-            job.future.set_exception(_too_late())
-            return
-        try:
-            (answer,) = run(job.key, [job.payload])
-        except BaseException as raised:  # noqa: BLE001 - the thread outlives any job; the error is the job's answer
-            answer = _harmless(raised)
+            job.future.set_exception(_too_late(None))
+            return False
+        return True
+
+    def _end(self, job: Job[P, R], answer: R | Exception) -> None:
         job.finished = self._clock()
         self._mean_run_s += 0.2 * (job.run_s - self._mean_run_s)
         if isinstance(answer, Exception):
+            _forget_work(answer)
             job.future.set_exception(answer)
         else:
             job.future.set_result(answer)
@@ -194,13 +234,48 @@ class Owner(Generic[P, R]):
         return QueueFull(msg, limit=self._capacity, retry_after_s=retry_after_s)
 
 
+def _outcome(run: Run[P, R], job: Job[P, Any]) -> R | Exception:
+    """Return the answer or the error; in a frame of its own, which has ended and can be emptied afterwards."""
+    try:
+        (answer,) = run(job.key, [job.payload], job.report)
+    except BaseException as raised:  # noqa: BLE001 - the thread outlives any job; the error is the job's answer
+        return _harmless(raised)
+    return answer
+
+
+def _forget_work(error: Exception) -> None:
+    """Empty the frames of an error and of what led to it: they hold the work, and the job, which holds the error.
+
+    The traceback still says where it happened. Its frames refer to their callers too, beyond where it was caught.
+    """
+    links: dict[int, BaseException] = {}
+    pending: list[BaseException | None] = [error]
+    while pending:
+        link = pending.pop()
+        if link is not None and id(link) not in links:
+            links[id(link)] = link
+            pending += [link.__cause__, link.__context__]
+    for trace in (link.__traceback__ for link in links.values()):
+        traceback.clear_frames(trace)
+        for caller, _ in traceback.walk_stack(trace.tb_frame) if trace else ():
+            try:
+                caller.clear()
+            except RuntimeError:  # it still runs, and so do its own callers
+                break
+
+
 def _harmless(raised: BaseException) -> Exception:
     """Return an error that others may raise: `SystemExit` of foreign code would end whoever asks for the answer."""
     return raised if isinstance(raised, Exception) else RuntimeError(f"foreign code raised {raised!r}")
 
 
-def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded("The request was not answered within its time (HEATLENS_REQUEST_TIMEOUT_S).")
+def _too_late(progress: tuple[int, int] | None) -> DeadlineExceeded:
+    msg = "The request was not answered within its time (HEATLENS_REQUEST_TIMEOUT_S)"
+    if progress is None:
+        return DeadlineExceeded(f"{msg}.")
+    done, total = progress
+    what_helps = "ask for fewer samples, steps or targets, take a cheaper method, or have the time raised"
+    return DeadlineExceeded(f"{msg}; {done} of {total} steps were done: {what_helps}.", done=done, total=total)
 
 
 def _closing(name: str) -> ShuttingDown:

@@ -24,6 +24,7 @@ class MethodRef(Answer):
 
     name: str
     parameters: dict[str, Any]
+    class_specific: bool = Field(description="false: the map is the same for every target.")
 
 
 class Seen(Answer):
@@ -70,6 +71,10 @@ class MapInfo(Answer):
     height: int = Field(description="Rows of the raw map, before it was laid over the picture.")
     no_positive_evidence: bool = Field(description="Nothing in the map speaks for the target; the overlay is empty.")
     normalisation: str = Field(description="How the raw map became the display map in [0, 1].")
+    completeness_gap: float | None = Field(
+        description="Where the map's values should add up to a difference of scores: by how much they do not, in "
+        "logits. null: the method promises no sum."
+    )
 
 
 class PictureAnswer(Answer):
@@ -147,6 +152,10 @@ class ModelDetail(ModelSummary):
 
     architecture: str
     head: str
+    scores: str | None = Field(
+        description="What the scores are: logits, or what stands before a final Softmax, or computed from the answer."
+    )
+    dtype: str = Field(description="What the network computes in.")
     input_size: list[int] | None = Field(description="Height and width of the model's input, in pixels.")
     classes: int | None
     default_layer: str | None
@@ -191,12 +200,23 @@ class MethodInfo(Answer):
     """An explanation method."""
 
     name: str
-    family: str
-    summary: str
+    family: Literal["cam", "gradient", "perturbation", "attention"]
+    summary: str = Field(description="What it is good for.")
     weakness: str
+    sanity: str = Field(
+        description="Whether the map changes when the model's weights are randomised (Adebayo et al. 2018)."
+    )
+    fails_randomisation: bool = Field(description="Whether it does not: what the map shows is not what was learnt.")
     paper: str
     cost: str
+    cost_class: Literal["low", "medium", "high"] = Field(
+        description="low: a few runs of the model; medium: tens of them; high: hundreds or thousands."
+    )
+    class_specific: bool = Field(description="Whether the map depends on the target; if not, it takes no `versus`.")
+    uses_gradients: bool
     needs_layer: bool
+    max_layers: int = Field(description="How many layers it takes; several are fused into one map. 0: none.")
+    seeded: bool = Field(description="Whether it draws random numbers, from its parameter `seed`.")
     parameters: dict[str, Any] = Field(description="JSON Schema of the method's own parameters.")
 
 

@@ -19,7 +19,12 @@ _LIMITS = frozenset({"ge", "gt", "le", "lt", "min_length", "max_length"})
 
 
 def from_text(name: str, value: str) -> str | int:
-    """Return an option that came as text (query, form, command line): a number that names a class is its index."""
+    """Return an option that came as text (query, form, command line).
+
+    A number that names a class is its index. In a query a plus means a space, but no method's name has a space.
+    """
+    if name == "method":
+        return value.replace(" ", "+")
     return int(value) if name in ("target", "versus") and _INDEX.fullmatch(value) else value
 
 

@@ -46,7 +46,8 @@ class ExplainOptions(BaseModel):
         [],
         max_length=8,
         fail_fast=True,
-        description="Target layer, see `/v1/models/{model}/layers`; absent: the model's default.",
+        description="Target layer, see `/v1/models/{model}/layers`; absent: the model's default. Repeatable: methods "
+        "that take several (`max_layers` in `/v1/methods`) fuse them into one map.",
     )
     view: View = Field(
         "overlay",

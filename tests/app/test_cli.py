@@ -1,18 +1,24 @@
 """The command line, as a process where it matters and in this process where not."""
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
+import explainers
 from app.cli import SAMPLE, app
 from app.config import Settings
+from app.console import watched
+from app.engine import Job
 from tests.support import PICTURES
 
 CAT = PICTURES / "chelsea.png"
+COSTS = {"low", "medium", "high"}
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +72,15 @@ def test_explain_as_json(tmp_path: Path) -> None:
         (["nonsense"], "nonsense"),
         (["explain", str(CAT), "--view", "nonsense"], "view: input should be"),
         (["explain", str(CAT), "--set", "nonsense=1"], "There is no option 'nonsense'"),
+        (["explain", str(CAT), "--set", "samples=20"], "gradcam has no parameter 'samples'; valid are fusion"),
+        (["explain", str(CAT), "--method", "rise", "--set", "samples=1"], "samples: input should be greater"),
+        (["explain", str(CAT), "--method", "grad-cam"], "There is no method 'grad-cam'"),
+        (["explain", str(CAT), "--method", "eigencam", "--versus", "1"], "leave versus out"),
+        (["methods", "gradcam", "rise"], "unexpected extra argument"),
     ],
 )
-def test_wrong_use_is_2(arguments: list[str], words: str) -> None:
+def test_wrong_use_is_2_and_loads_no_model(monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str) -> None:
+    monkeypatch.setattr("app.hosting.load", None)
     code, _, err = run(*arguments)
     assert code == 2
     assert words in err
@@ -106,9 +118,64 @@ def test_models_fetch_says_what_is_there_and_what_cannot_be_had() -> None:
     assert "small: random weights" in out
 
 
-def test_methods_and_doctor() -> None:
-    code, out, _ = run("methods", "--json")
-    assert [method["name"] for method in json.loads(out)["methods"]] == ["gradcam", "saliency"]
+@pytest.mark.parametrize("columns", [80, 120])
+def test_methods_are_listed_by_family_with_their_cost(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run("methods")
+    lines = out.splitlines()
+    assert code == 0
+    assert max(map(len, lines)) <= columns
+    listed = {line.split()[0]: line.split()[1] for line in lines if line.split()[1:2] and line.split()[1] in COSTS}
+    assert listed == {name: explainers.get(name).cost_class for name in explainers.names()}
+    assert out.index("Class activation") < out.index("gradcam ") < out.index("Gradients:") < out.index("saliency ")
+    words = " ".join(out.split())
+    assert f"{explainers.get('guided_backprop').summary} Fails the randomisation check." in words
+    assert f"{explainers.get('gradcam').summary} Fails" not in words
+
+
+def test_one_method_tells_all_of_itself() -> None:
+    code, out, _ = run("methods", "rise")
+    words = " ".join(out.split())
+    method = explainers.get("rise")
+    assert code == 0
+    for fact in (method.summary, method.weakness, method.sanity, method.paper, f"high: {method.cost}"):
+        assert fact in words
+    samples = method.parameters.model_json_schema()["properties"]["samples"]
+    assert f"samples {samples['default']} from {samples['minimum']} to {samples['maximum']}" in words
+    code, out, _ = run("methods", "rise", "--json")
+    assert json.loads(out)["name"] == "rise"
+    code, _, err = run("methods", "rize")
+    assert code == 2
+    assert "There is no method 'rize'" in err
+
+
+def test_a_long_method_with_its_parameters(tmp_path: Path) -> None:
+    arguments = ["--model", "small", "--method", "rise", "--set", "samples=200", "--format", "npy"]
+    code, _, _ = run("explain", str(CAT), "--out", str(tmp_path), *arguments)
+    assert code == 0
+    assert np.load(tmp_path / "chelsea.heat.npy").any()
+    code, out, _ = run("explain", str(CAT), "--out", str(tmp_path), "--model", "small", "--method", "eigencam")
+    assert code == 0
+    assert "the map is the same for every class" in out
+
+
+def test_a_bar_shows_the_steps_of_long_work_and_none_that_of_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr("app.console._err", Console(file=terminal, force_terminal=True, width=80))
+    job: Job[int, int] = Job("k", 0, deadline=1, clock=lambda: 0)
+    for _, watch in watched(["cat.jpg"], "explaining"):
+        watch(job)
+        assert "/" not in terminal.getvalue()
+        job.report(30, 200)
+        watch(job)
+        assert "30/200" in terminal.getvalue()
+        assert "explaining" not in terminal.getvalue()  # one picture needs no bar of pictures
+    for _ in watched(["cat.jpg", "dog.jpg"], "explaining"):
+        pass
+    assert "explaining" in terminal.getvalue()
+
+
+def test_doctor() -> None:
     code, out, _ = run("doctor", "--json")
     report = json.loads(out)
     assert code == 0

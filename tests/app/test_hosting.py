@@ -10,6 +10,7 @@ import pytest
 
 from app.config import Settings
 from app.engine import ShuttingDown
+from app.errors import ModelFailed
 from app.hosting import Host, Hosts, Payload
 from explainers import Explanation, Target
 from explainers.errors import LayerNotSpatial, UnknownLayer
@@ -19,6 +20,9 @@ from models import ModelError, Registry
 def model(folder: Path, text: str) -> Registry:
     (folder / "m.toml").write_text(f'weights = "random"\n{text}\n')
     return Registry(folder)
+
+
+RISE: dict[str, object] = {"samples": 20}
 
 
 def explain(host: Host, layers: list[str]) -> Explanation:
@@ -52,6 +56,38 @@ def test_the_default_layer_is_found_and_its_map_is_not_empty(
 def test_a_branch_that_the_score_does_not_depend_on_is_passed_over(models_dir: Path) -> None:
     hosts = Hosts(Registry(models_dir), Settings(torch_threads=1))
     assert hosts.ready("branch").default_layer == "second"
+    hosts.close()
+
+
+def test_a_network_that_takes_one_picture_at_a_time_is_loaded_and_explained(models_dir: Path) -> None:
+    hosts = Hosts(Registry(models_dir), Settings(torch_threads=1))
+    host = hosts.ready("single")
+    assert host.default_layer is not None
+    assert explain(host, [host.default_layer]).attributions[0].raw.any()
+    picture = np.random.default_rng(0).standard_normal((3, 32, 32)).astype(np.float32)
+    job = host.explain(Payload(picture, (Target(),)), method="rise", layers=[], parameters=RISE, timeout_s=60)
+    assert job.result().attributions[0].raw.any()
+    hosts.close()
+
+
+def test_a_network_without_a_derivative_is_explained_by_what_needs_none(models_dir: Path) -> None:
+    hosts = Hosts(Registry(models_dir), Settings(torch_threads=1))
+    host = hosts.ready("no_derivative")
+    assert host.default_layer is None
+    assert (
+        host.why_no_default_layer == "its scores have no gradient with respect to the picture; its head may be all zero"
+    )
+    payload = Payload(np.random.default_rng(0).standard_normal((3, 32, 32)).astype(np.float32), (Target(),))
+    assert (
+        host.explain(payload, method="rise", layers=[], parameters=RISE, timeout_s=60)
+        .result()
+        .attributions[0]
+        .raw.any()
+    )
+    with pytest.raises(
+        ModelFailed, match="Running model 'no_derivative' raised RuntimeError; the server's log says where"
+    ):
+        host.explain(payload, method="saliency", layers=[], parameters={}, timeout_s=60).result()
     hosts.close()
 
 

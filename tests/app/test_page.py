@@ -1,38 +1,20 @@
 """The page at `/`, `/docs` and `/docs/errors`, in Debian's chromium against a real server."""
 
 import base64
-import io
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Locator, Page, Request, Route, expect, sync_playwright
+from playwright.sync_api import Route, expect
 
-from tests.conftest import Server
-from tests.support import CHROMIUM, PICTURES, require
+from tests.app.visits import ANSWER_MS, Visit, background, contrast, luminance
+from tests.support import PICTURES
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
 
-_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-_ANSWER_MS = 30_000
 CATS = {"Egyptian cat", "tabby", "tiger cat"}
-
-COUNT_POLICY_VIOLATIONS = """
-window.violations = [];
-document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));
-"""
 
 GIVE = """
 (target, [kind, name, type, text]) => {
@@ -44,101 +26,6 @@ GIVE = """
   target.dispatchEvent(event);
 }
 """
-
-
-@dataclass
-class Visit:
-    """A page under observation. `console` holds its errors, `requests` all that it asked for."""
-
-    page: Page
-    url: str
-    console: list[str] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.page.set_default_timeout(_ANSWER_MS)
-        self.page.on("pageerror", lambda error: self.console.append(str(error)))
-        self.page.on("console", lambda message: self.console.append(message.text) if message.type == "error" else None)
-        self.page.on("request", lambda request: self.requests.append(request))
-        self.page.add_init_script(COUNT_POLICY_VIOLATIONS)
-
-    @property
-    def classes(self) -> Locator:
-        return self.page.get_by_role("list", name="Classes").get_by_role("button")
-
-    @property
-    def heat(self) -> Locator:
-        return self.page.locator("#heat")
-
-    @property
-    def explained(self) -> list[dict[str, list[str]]]:
-        """The options of each request to /v1/explain."""
-        urls = [urlsplit(request.url) for request in self.requests]
-        return [parse_qs(url.query) for url in urls if url.path == "/v1/explain"]
-
-    def give(self, path: Path) -> None:
-        self.page.locator("#file").set_input_files(path)
-
-    def await_answer(self) -> None:
-        expect(self.page.locator("#app")).to_have_attribute("data-state", "done", timeout=_ANSWER_MS)
-        expect(self.heat).to_be_visible()
-
-    def sample(self) -> None:
-        self.page.get_by_role("button", name="sample").click()
-        self.await_answer()
-
-    def shape(self) -> float:
-        """Return width / height of the picture as it is shown; the heat has to lie exactly on it."""
-        picture, heat = self.page.locator("#picture").bounding_box(), self.heat.bounding_box()
-        assert picture
-        assert picture == heat
-        return picture["width"] / picture["height"]
-
-    def picture_pixel(self, x: float, y: float) -> list[int]:
-        """Return RGB of the picture that is shown, at a place given in shares of its sides."""
-        script = """(canvas, [x, y]) => [...canvas.getContext("2d").getImageData(
-            Math.floor(x * canvas.width), Math.floor(y * canvas.height), 1, 1).data].slice(0, 3)"""
-        pixel: list[int] = self.page.locator("#picture").evaluate(script, [x, y])
-        return pixel
-
-    def heat_opacity(self, x: float, y: float) -> int:
-        """Return the opacity in [0, 255] of the chosen layer itself, at a place given in shares of its sides."""
-        with Image.open(io.BytesIO(base64.b64decode(self.source().partition(",")[2]))) as layer:
-            assert layer.mode == "RGBA"
-            return int(layer.getpixel((int(x * layer.width), int(y * layer.height)))[3])  # type: ignore[index]
-
-    def source(self) -> str:
-        source = self.heat.get_attribute("src")
-        assert source
-        return source
-
-    def overflow_px(self) -> int:
-        overflow: int = self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        return overflow
-
-    def assert_clean(self, *, errors: int = 0) -> None:
-        """Nothing from another host, nothing against the policy, and `errors` failed requests in the console."""
-        foreign = [r.url for r in self.requests if not r.url.startswith((self.url, "data:image/", "blob:"))]
-        assert foreign == []
-        assert self.page.evaluate("window.violations") == []
-        assert len(self.console) == errors, self.console
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    require(CHROMIUM.exists(), "Debian's chromium (apt-get install chromium)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser: Browser, server: Server) -> Iterator[Visit]:
-    with browser.new_context() as context:
-        visit = Visit(context.new_page(), server.url)
-        visit.page.goto(server.url)
-        yield visit
 
 
 @pytest.fixture
@@ -179,7 +66,13 @@ def test_the_sample_shows_five_classes_the_cats_first(visit: Visit) -> None:
     assert set(labels[:3]) == CATS
     assert shares == sorted(shares, reverse=True)
     expect(visit.page.get_by_role("status")).to_have_text(re.compile(f"Best guess: {labels[0]}, {shares[0]}%"))
-    assert visit.explained == [{"format": ["json"], "view": ["layer"], "alpha": ["1"], "target": ["top5"]}]
+    (asked,) = visit.explained
+    assert {name: value for name, value in asked.items() if name != "target"} == {
+        "format": ["json"],
+        "view": ["layer"],
+        "alpha": ["1"],
+    }
+    assert {"281", "282", "285"} == set(asked["target"][:3])  # the cats
     visit.assert_clean()
 
 
@@ -281,10 +174,10 @@ def test_a_server_out_of_reach_can_be_tried_again(visit: Visit) -> None:
     def fail(route: Route) -> None:
         route.abort("connectionrefused")
 
-    visit.page.route("**/v1/explain*", fail)
+    visit.page.route("**/v1/predict*", fail)
     visit.page.get_by_role("button", name="sample").click()
     expect(visit.page.get_by_role("alert")).to_contain_text("the server is out of reach")
-    visit.page.unroute("**/v1/explain*", fail)
+    visit.page.unroute("**/v1/predict*", fail)
     visit.page.get_by_role("button", name="Try again").click()
     visit.await_answer()
     expect(visit.page.locator("#problem")).to_be_hidden()
@@ -340,7 +233,7 @@ def test_no_evidence_is_said_in_words(visit: Visit) -> None:
     visit.await_answer()
     visit.page.get_by_label("Another class").fill(found[0])
     visit.page.get_by_role("button", name="Show").click()
-    expect(visit.page.locator("#note")).to_contain_text(f"nothing speaks for {found[0]}")
+    expect(visit.page.locator("#note")).to_contain_text(f"Nothing in this map speaks for {found[0]}")
     assert visit.heat_opacity(0.5, 0.5) == 0
 
 
@@ -454,7 +347,7 @@ def test_everything_works_with_the_keyboard_alone(visit: Visit) -> None:
 
 def test_the_documentation_loads_the_openapi_document(visit: Visit) -> None:
     visit.page.get_by_role("link", name="HTTP interface").click()
-    expect(visit.page.locator(".opblock-summary-path", has_text="explain")).to_be_visible(timeout=_ANSWER_MS)
+    expect(visit.page.locator(".opblock-summary-path", has_text="explain")).to_be_visible(timeout=ANSWER_MS)
     assert f"{visit.url}/openapi.json" in [request.url for request in visit.requests]
     visit.page.locator(".opblock-post", has_text="explain").first.click()
     expect(visit.page.get_by_text("Returns a heatmap")).to_be_visible()
@@ -471,31 +364,6 @@ def test_the_page_of_errors_explains_each_code(visit: Visit) -> None:
     visit.page.get_by_role("link", name="HeatLens").click()
     expect(visit.page.get_by_role("button", name="sample")).to_be_visible()
     visit.assert_clean()
-
-
-def background(element: Locator) -> tuple[int, ...]:
-    """Return RGB of what lies under an element's text: its own ground or the nearest one around it."""
-    found: str = element.evaluate(
-        """(element) => {
-          const own = (e) => getComputedStyle(e).backgroundColor;
-          while (own(element) === "rgba(0, 0, 0, 0)") element = element.parentElement;
-          return own(element);
-        }"""
-    )
-    return tuple(map(int, re.findall(r"\d+", found)[:3]))
-
-
-def luminance(colour: tuple[int, ...]) -> float:
-    """Return the relative luminance of an sRGB colour, by WCAG 2.2's definition."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in colour)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(element: Locator) -> float:
-    """Return the contrast ratio of an element's text to its ground, by WCAG 2.2's definition."""
-    ink: str = element.evaluate("(element) => getComputedStyle(element).color")
-    pair = (luminance(tuple(map(int, re.findall(r"\d+", ink)[:3]))), luminance(background(element)))
-    return (max(pair) + 0.05) / (min(pair) + 0.05)
 
 
 @pytest.mark.parametrize("content_type", ["multipart/form-data", "image/*"])

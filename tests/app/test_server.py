@@ -56,6 +56,24 @@ def _map(server: Server, cat: bytes, target: int) -> bytes:
     return response.content
 
 
+def test_who_hangs_up_is_no_longer_worked_for(server: Server, cat: bytes) -> None:
+    """5000 runs of the model would keep the next client waiting for as long as a request may last."""
+    url = f"{server.url}/v1/explain?method=rise&samples=5000"
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, content=cat, timeout=2)
+    answered = httpx.post(f"{server.url}/v1/explain", content=cat, timeout=60)
+    assert answered.status_code == 200
+    (queue,) = re.findall(r"queue;dur=([\d.]+)", answered.headers["Server-Timing"])
+    assert float(queue) < 20_000  # ms; the 5000 runs end with the 60 s that a request has, at the earliest
+
+
+def test_it_starts_in_a_folder_that_has_a_folder_called_models(tmp_path: Path, cat: bytes) -> None:
+    (tmp_path / "models").mkdir()
+    server = start_server(cwd=tmp_path, workers="1", torch_threads="1")
+    assert httpx.post(f"{server.url}/v1/explain", content=cat, timeout=60).status_code == 200
+    stop_server(server)
+
+
 def test_a_body_in_chunks_beyond_the_limit_is_refused(server: Server) -> None:
     def chunks() -> object:
         for _ in range(21):

@@ -140,6 +140,13 @@ def test_finercam_is_gradcam_of_the_difference_to_the_nearest_classes() -> None:
     assert_same(versus, every[0] - 0.5 * every[2])
 
 
+def test_finercam_of_a_model_of_one_class_is_gradcam() -> None:
+    net = sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 1))
+    x = pictures(1, 9, 7)
+    one, other = (maps(Subject(net, net), method, x, [[Target(0)]], ["0"])[0] for method in ("finercam", "gradcam"))
+    assert_same(one, other)
+
+
 # Second opinions
 
 PEERS = (("resnet18", "layer4"), ("mobilenet_v3_small", "features.11"), ("densenet121", "features.denseblock4"))

@@ -1,6 +1,7 @@
 """Half precision on any device, and the GPU where there is one."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,13 @@ def explained(method: str, case: Case, *, device: str = "cpu", dtype: torch.dtyp
     raws = [answer.attributions[0].raw for answer in answers if isinstance(answer, Explanation)]
     assert all(raw.dtype == np.float32 for raw in raws)
     return raws
+
+
+@pytest.fixture(autouse=True)
+def _exact_convolutions() -> Iterator[None]:
+    """TF32 has 10 bits of mantissa, and cuDNN's convolutions use it unless told otherwise."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:

@@ -5,7 +5,19 @@ import pytest
 import torch
 from torch import nn
 
-from explainers import Attribution, ExplainError, Explanation, Rank, Score, Subject, Target, explain, predict
+from explainers import (
+    Attribution,
+    ExplainError,
+    Explanation,
+    Rank,
+    Score,
+    Subject,
+    Target,
+    explain,
+    get,
+    names,
+    predict,
+)
 from explainers.errors import BadParameter, LayerNotTaken, NonFiniteScores, TargetOutOfRange, UnknownMethod
 from tests.explainers.checks import assert_same
 from tests.explainers.nets import CLASSES, PLAIN
@@ -52,6 +64,12 @@ def test_an_empty_batch_has_no_answers(subject: Subject) -> None:
 def test_pictures_and_targets_must_match(subject: Subject) -> None:
     with pytest.raises(ExplainError, match="2 pictures came with 1 lists of targets"):
         explain(subject, INPUTS, [[Target()]], method="saliency")
+
+
+@pytest.mark.parametrize("method", names())
+def test_no_pictures_have_no_explanations(subject: Subject, method: str) -> None:
+    layers = ["2"] if get(method).max_layers else []
+    assert explain(subject, INPUTS[:0], [], method=method, layers=layers) == []
 
 
 def test_an_unknown_method_is_refused(subject: Subject) -> None:

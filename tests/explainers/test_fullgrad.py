@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import BatchNormAct2d, ScaledStdConv2d
 from torch import Tensor, nn
 
 from explainers import Subject, Target
@@ -46,6 +47,36 @@ def test_a_convolution_that_runs_twice_counts_twice() -> None:
     (map_,) = maps(Subject(net, net), "fullgrad", x, [[Target(0)], [Target(1)]])
     for n in range(2):
         assert_same(map_[n], fullgrad(net, x[n : n + 1], n))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_batch_norm_that_is_one_module_with_its_activation_gives_the_same_map(inplace: bool) -> None:
+    """timm's BatchNormAct2d is a BatchNorm2d, but its output lies behind the ReLU: the bias does not."""
+    apart = seeded(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), Head(4)))
+    merged = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4, act_kwargs={"inplace": inplace}), Head(4)).double()
+    merged[0].load_state_dict(apart[0].state_dict())
+    merged[1].load_state_dict(apart[1].state_dict())
+    merged[2].load_state_dict(apart[3].state_dict())
+    merged, x = merged.eval().requires_grad_(False), pictures(1, 9, 7)
+    assert_same(merged(x), apart(x))
+    (map_,) = maps(Subject(merged, merged), "fullgrad", x, [[Target(0)]])
+    assert_same(map_[0], fullgrad(apart, x, 0))
+
+
+def test_convolutions_of_standardised_weights_have_their_bias() -> None:
+    conv = ScaledStdConv2d(3, 4, 3, bias=True)
+    net = nn.Sequential(conv, nn.ReLU(), Head(4)).double().eval().requires_grad_(False)
+    seeded(net)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), net[2]).double().eval()
+    gain = (conv.gain * conv.scale).reshape(-1)
+    mean = conv.weight.mean(dim=(1, 2, 3), keepdim=True)
+    std = (conv.weight.var(dim=(1, 2, 3), unbiased=False, keepdim=True) + conv.eps).sqrt()
+    plain[0].weight = nn.Parameter((conv.weight - mean) / std * gain.reshape(-1, 1, 1, 1))
+    plain[0].bias = nn.Parameter(conv.bias.clone())
+    x = pictures(1, 9, 7)
+    assert_same(net(x), plain(x).detach())
+    (map_,) = maps(Subject(net, net), "fullgrad", x, [[Target(0)]])
+    assert_same(map_[0], fullgrad(plain, x, 0))
 
 
 def test_without_any_bias_it_is_the_scaled_product_of_input_and_gradient() -> None:

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torchcam.methods import ScoreCAM
 
-from explainers import Subject, Target, Work
-from explainers.errors import TooManySamples
+from explainers import Subject, Target, Work, explain
+from explainers.errors import NonFiniteMap, TooManySamples
 from tests.explainers.checks import assert_same, maps, snapshot, twin
 from tests.explainers.nets import PLAIN, Case, Head, Residual, Tokens, pictures, seeded, tokens_to_grid
 from tests.explainers.odd_nets import Shared, sequential
@@ -170,6 +170,56 @@ def test_more_channels_than_allowed_are_refused_before_the_work(method: str) -> 
     ) as caught:
         maps(Subject(net, net), method, PLAIN.pictures(1), [[Target(0)]], ["2"], work=work)
     assert (caught.value.field, caught.value.extra["limit"]) == ("layer", 7)
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_several_layers_and_pictures_are_one_work(method: str) -> None:
+    net, told = PLAIN.build(), []
+    targets, layers = [[Target(0)], [Target(1)]], ["0", "2"]  # 6 and 8 channels
+    work = Work(chunk=5, limit=14, on_step=lambda done, total: told.append((done, total)))
+    fused = maps(Subject(net, net), method, PLAIN.pictures(2), targets, layers, work=work)
+    assert told == [(done, 28) for done in (0, 5, 10, 15, 20, 25, 28)]
+    assert_same(fused[0], maps(Subject(net, net), method, PLAIN.pictures(2), targets, layers)[0])
+    with pytest.raises(TooManySamples, match="2 layers of 6 and 8 channels takes 14 runs"):
+        maps(Subject(net, net), method, PLAIN.pictures(2), targets, layers, work=Work(limit=13))
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_no_graph_is_held_while_the_model_runs_again_and_again(method: str) -> None:
+    net, alive = PLAIN.build(), []
+
+    def scores(inputs: Tensor) -> Tensor:
+        answer = net(inputs)
+        alive.append(answer.requires_grad)
+        return answer
+
+    subject = Subject(net, scores)
+    maps(subject, method, PLAIN.pictures(1), [[Target(0)]], ["2"])
+    assert not any(alive)
+    assert subject.backward_hookable == {}
+
+
+def test_a_score_that_is_not_finite_is_not_hidden() -> None:
+    """Channels (x, -x) of x = 2 in one place, 0 elsewhere: the second mask hides all there is, and 0 / 0 is NaN."""
+
+    class Signs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, -x], dim=1)
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.signs = Signs()
+
+        def forward(self, x: Tensor) -> Tensor:
+            pooled = self.signs(x).mean(dim=(2, 3))
+            return pooled / pooled.norm(dim=1, keepdim=True)
+
+    x = torch.zeros(1, 1, 4, 4)
+    x[0, 0, 1, 2] = 2.0
+    net = Normed().eval()
+    (answer,) = explain(Subject(net, net), x, [[Target(0)]], method="scorecam", layers=["signs"])
+    assert isinstance(answer, NonFiniteMap)
 
 
 @pytest.mark.parametrize("method", BOTH)

@@ -96,6 +96,14 @@ class NormsEachPicture(Tiny):
         return self.head(y.relu().mean((2, 3)))
 
 
+class Contrasts(Tiny):
+    """Takes off what the batch has in common, without any normalisation layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.conv(x).relu().mean((2, 3))
+        return self.head(features - 0.9 * features.mean(0))
+
+
 class OnePictureOnly(Functional):
     """Takes no batch, so nothing can be beside a picture."""
 

@@ -51,6 +51,11 @@ def test_batch_norm_of_something_else_than_the_batch_is_taken(factory: str) -> N
     assert_pictures_do_not_see_each_other(loaded(factory))
 
 
+def test_a_network_that_looks_at_the_batch_by_itself_is_refused() -> None:
+    with pytest.raises(UnsupportedModule, match="normalises each picture by all pictures of its batch"):
+        loaded("Contrasts")
+
+
 def test_a_network_for_one_picture_at_a_time_is_taken() -> None:
     assert loaded("OnePictureOnly").labels == ("class 0", "class 1")
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from models.layers import Kind, LayerInfo, LayerTracer, Layout
 
 
-def observed(network: nn.Module, size: tuple[int, int], tracer: LayerTracer) -> LayerTracer:
-    """Run one forward pass and tell the tracer; the package itself registers no hook."""
+def observed(network: nn.Module, size: tuple[int, int]) -> LayerTracer:
+    """Run one forward pass and tell a tracer; the package itself registers no hook."""
+    tracer = LayerTracer((1, 3, *size))
     handles = [
         module.register_forward_hook(lambda module, _args, output, name=name: tracer(name, module, output))
         for name, module in network.named_modules()
@@ -28,7 +29,7 @@ def observed(network: nn.Module, size: tuple[int, int], tracer: LayerTracer) -> 
 
 
 def trace(network: nn.Module, height: int, width: int | None = None) -> LayerTracer:
-    return observed(network.eval(), (height, width or height), LayerTracer())
+    return observed(network.eval(), (height, width or height))
 
 
 def unfilled(build: Callable[[], nn.Module]) -> nn.Module:
@@ -83,6 +84,7 @@ def test_torchvision(name: str, size: int, expected: str, kind: Kind, grid: tupl
         ("mixer_s32_224", 224, "norm", Layout("tokens", (7, 7), 0)),  # no class token; 224 / 32 = 7
         ("vit_tiny_patch16_224", 224, "norm", Layout("tokens", (14, 14), 1)),  # class token
         ("deit_tiny_distilled_patch16_224", 224, "norm", Layout("tokens", (14, 14), 2)),  # and distillation token
+        ("hiera_tiny_224", 224, "blocks.11", Layout("tokens", (7, 7), 0)),  # no map has 49 cells
         ("vit_small_patch14_reg4_dinov2", 518, "norm", Layout("tokens", (37, 37), 5)),  # class and 4 registers
     ],
 )
@@ -90,6 +92,11 @@ def test_timm(name: str, size: int, expected: str, layout: Layout) -> None:
     options = {"depth": 1} if "patch" in name else {}
     best = trace(unfilled(lambda: timm.create_model(name, **options)), size).candidates[0]
     assert (best.name, best.layout) == (expected, layout)
+
+
+def test_levits_last_tokens_are_fewer_than_the_cells_of_any_map() -> None:
+    best = trace(timm.create_model("levit_128s"), 224).candidates[0]
+    assert (best.name, best.layout) == ("stages", Layout("tokens", (4, 4)))  # 224 / 16 = 14 -> 7 -> 4
 
 
 def test_a_network_that_computes_with_tensors_while_it_is_built() -> None:
@@ -281,6 +288,23 @@ def test_attention_weights_are_no_grid() -> None:
     assert names(tracer) == ["patches"]
 
 
+@pytest.mark.parametrize(
+    ("size", "count", "layout"),
+    [
+        ((32, 80), 10, Layout("tokens", (2, 5), 0)),
+        ((32, 80), 11, Layout("tokens", (2, 5), 1)),
+        ((224, 200), 42, Layout("tokens", (7, 6), 0)),  # patches of 32, and 8 columns that no patch covers
+        ((64, 64), 20, Layout("tokens", (4, 4), 4)),
+        ((64, 64), 3, None),  # 1 x 3 and 3 x 1 do not cover a square evenly, and one patch is no grid
+        ((64, 64), 34, None),  # 25 patches and 9 tokens before them: too many
+    ],
+)
+def test_tokens_of_no_map_cover_the_picture_evenly(size: tuple[int, int], count: int, layout: Layout | None) -> None:
+    tracer = LayerTracer((1, 3, *size))
+    tracer("tokens", nn.Linear(4, 8), torch.zeros(1, count, 8))
+    assert layer(tracer, "tokens").layout == layout
+
+
 def test_linear_layers_are_the_last_resort() -> None:
     def run(net: Net, x: Tensor) -> Tensor:
         return net.project(net.patches(x).permute(0, 2, 3, 1))
@@ -292,7 +316,7 @@ def test_linear_layers_are_the_last_resort() -> None:
 
 
 def test_outputs_that_are_no_tensors_or_no_numbers_have_no_layout() -> None:
-    tracer = LayerTracer()
+    tracer = LayerTracer((1, 3, 4, 4))
     tracer("pair", nn.Identity(), (torch.zeros(1, 3, 4, 4), None))
     tracer("labels", nn.Identity(), torch.zeros(1, 3, 4, 4, dtype=torch.long))
     tracer("empty", conv(), torch.zeros(1, 0, 4, 4))
@@ -306,7 +330,7 @@ def test_outputs_that_are_no_tensors_or_no_numbers_have_no_layout() -> None:
 
 
 def test_no_tensor_is_kept() -> None:
-    tracer = LayerTracer()
+    tracer = LayerTracer((1, 3, 4, 4))
     output = torch.zeros(1, 3, 4, 4)
     tracer("a", conv(), output)
     alive = weakref.ref(output)

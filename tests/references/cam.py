@@ -274,7 +274,7 @@ def fullgrad(
         for channel in magnitude:
             scaled = (channel - low) / (high - low) if low < high else np.zeros_like(channel)
             total += bilinear(scaled, height, width)
-    return torch.from_numpy(total)
+    return torch.from_numpy(total - total.min())
 
 
 def full_gradients(model: nn.Module, picture: Tensor, index: int, versus: int | None = None) -> list[Grid]:

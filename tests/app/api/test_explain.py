@@ -236,7 +236,7 @@ BAD_OPTIONS = [
     ("method=grad-cam", 422, "unknown_method", "method"),
     ("layer=bn22", 422, "unknown_layer", "layer"),
     ("layer=classifier", 422, "layer_not_spatial", "layer"),
-    ("layer=bn1&layer=bn2", 422, "layer_not_taken", "layer"),
+    ("layer=bn1&layer=bn1", 422, "layer_not_taken", "layer"),
     ("method=saliency&layer=bn2", 422, "layer_not_taken", "layer"),
     ("target=1000", 422, "target_out_of_range", "target"),
     ("target=-1", 422, "target_out_of_range", "target"),
@@ -256,6 +256,11 @@ BAD_OPTIONS = [
     ("target=top2&format=png", 422, "bad_option", "format"),
     ("colourmap=inferno", 422, "unknown_option", "colourmap"),
     ("reduction=max_abs", 422, "bad_parameter", "reduction"),
+    ("method=rise&samples=1", 422, "bad_parameter", "samples"),
+    ("method=rise&samples=5001", 422, "too_many_samples", "samples"),
+    ("method=rise&layer=bn2", 422, "layer_not_taken", "layer"),
+    ("method=attention_rollout", 422, "method_not_applicable", "method"),
+    ("method=eigencam&versus=281", 422, "versus_not_taken", "versus"),
     ("method=saliency&reduction=mean", 422, "bad_parameter", "reduction"),
     ("model=small&target=BEE", 422, "unknown_label", "target"),
 ]
@@ -277,7 +282,12 @@ def test_errors_name_close_matches_limits_and_choices(client: FlaskClient, cat: 
         return json.loads(post(client, cat, query).data)
 
     assert problem("colourmap=inferno")["close_matches"][0] == "colormap"
-    assert problem("method=grad-cam")["choices"] == ["gradcam", "saliency"]
+    assert problem("method=grad-cam")["close_matches"][0] == "gradcam"
+    assert {"gradcam", "rise"} <= set(problem("method=grad-cam")["choices"])
+    strange = problem("method=rise&steps=20")
+    assert "rise has no parameter 'steps'; valid are baseline, cells, keep, samples, seed" in str(strange["detail"])
+    assert problem("method=rise&samples=5001")["limit"] == 5000
+    assert "HEATLENS_MAX_SAMPLES is 5000" in str(problem("method=rise&samples=5001")["detail"])
     assert problem("layer=bn22")["close_matches"][:2] == ["bn2", "bn1"]
     assert problem("target=egyptian catt")["close_matches"][0] == "Egyptian cat"
     assert problem("target=cat")["close_matches"] == ["tiger cat", "Persian cat", "Siamese cat"]

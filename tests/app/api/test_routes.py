@@ -12,7 +12,7 @@ from PIL import Image
 from app import create_app
 from app.config import Settings
 from app.problems import documented_errors
-from app.schemas.answers import LabelList, LayerList, MethodList, ModelDetail, ModelList, PredictAnswer
+from app.schemas.answers import LabelList, LayerList, ModelDetail, ModelList, PredictAnswer
 
 
 def test_models_lists_the_default_first(client: FlaskClient) -> None:
@@ -52,12 +52,6 @@ def test_labels_are_searched_whatever_the_case(client: FlaskClient) -> None:
     assert [(label.index, label.label) for label in found.labels] == [(285, "Egyptian cat")]
     first = LabelList.model_validate_json(client.get("/v1/models/efficientnet_lite0/labels?limit=2").data)
     assert (first.total, len(first.labels)) == (1000, 2)
-
-
-def test_methods_say_what_they_take(client: FlaskClient) -> None:
-    rows = {row.name: row for row in MethodList.model_validate_json(client.get("/v1/methods").data).methods}
-    assert rows["gradcam"].needs_layer
-    assert rows["saliency"].parameters["properties"]["reduction"]["enum"] == ["max_abs", "signed_sum"]
 
 
 def test_predict(client: FlaskClient, cat: bytes) -> None:

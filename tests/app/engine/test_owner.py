@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.engine import DeadlineExceeded, Owner, QueueFull, ShuttingDown
+from app.engine import DeadlineExceeded, Owner, QueueFull, Report, ShuttingDown
+
+Run = Callable[[Hashable, Sequence[int], Report], Sequence[int | Exception]]
 
 
 class Clock:
@@ -29,7 +31,7 @@ class Gate:
         self.may_go = threading.Semaphore(0)
         self.seen: list[tuple[Hashable, int]] = []
 
-    def __call__(self, key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+    def __call__(self, key: Hashable, payloads: Sequence[int], _report: Report) -> list[int | Exception]:
         self.seen += [(key, payload) for payload in payloads]
         self.entered.release()
         self.may_go.acquire()
@@ -38,7 +40,7 @@ class Gate:
 
 @contextmanager
 def owning(
-    prepare: Callable[[], Callable[[Hashable, Sequence[int]], Sequence[int | Exception]]],
+    prepare: Callable[[], Run],
     *,
     capacity: int = 8,
     clock: Clock | None = None,
@@ -48,19 +50,19 @@ def owning(
     owner.close(grace_s=10)
 
 
-def double(_key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+def double(_key: Hashable, payloads: Sequence[int], _report: Report) -> list[int | Exception]:
     return [2 * payload for payload in payloads]
 
 
 def test_prepare_and_run_share_one_thread_that_is_not_the_callers() -> None:
     threads: list[threading.Thread] = []
 
-    def prepare() -> Callable[[Hashable, Sequence[int]], list[int | Exception]]:
+    def prepare() -> Run:
         threads.append(threading.current_thread())
 
-        def run(key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+        def run(key: Hashable, payloads: Sequence[int], report: Report) -> list[int | Exception]:
             threads.append(threading.current_thread())
-            return double(key, payloads)
+            return double(key, payloads, report)
 
         return run
 
@@ -84,7 +86,7 @@ def test_a_full_queue_refuses_with_the_limit_and_accepted_jobs_are_still_answere
 
 
 def test_an_error_is_the_answer_of_its_own_job_only() -> None:
-    def run(_key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+    def run(_key: Hashable, payloads: Sequence[int], _report: Report) -> list[int | Exception]:
         (payload,) = payloads
         if payload == 1:
             raise ZeroDivisionError("raised")
@@ -101,7 +103,7 @@ def test_an_error_is_the_answer_of_its_own_job_only() -> None:
 
 
 def test_sys_exit_in_foreign_code_is_an_answer_too() -> None:
-    def run(_key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+    def run(_key: Hashable, payloads: Sequence[int], _report: Report) -> list[int | Exception]:
         if payloads[0] == 1:
             sys.exit(3)
         return list(payloads)
@@ -132,7 +134,7 @@ def test_who_gave_up_holds_no_place_in_the_queue() -> None:
 def test_those_who_wait_for_the_model_are_bounded_too() -> None:
     may_go = threading.Event()
 
-    def prepare() -> Callable[[Hashable, Sequence[int]], list[int | Exception]]:
+    def prepare() -> Run:
         may_go.wait()
         return double
 
@@ -184,7 +186,7 @@ def test_who_gives_up_waiting_gets_the_deadline_and_the_job_is_dropped() -> None
 def test_a_failed_prepare_is_the_answer_of_all_who_wait_and_of_all_who_come() -> None:
     may_fail = threading.Event()
 
-    def prepare() -> Callable[[Hashable, Sequence[int]], list[int | Exception]]:
+    def prepare() -> Run:
         may_fail.wait()
         raise LookupError("no weights")
 
@@ -231,7 +233,7 @@ def test_when_the_grace_is_over_the_waiting_are_refused_and_the_running_finishes
 def test_times_are_read_off_the_owners_clock() -> None:
     clock = Clock()
 
-    def run(_key: Hashable, payloads: Sequence[int]) -> list[int | Exception]:
+    def run(_key: Hashable, payloads: Sequence[int], _report: Report) -> list[int | Exception]:
         clock.now += 3
         return list(payloads)
 
