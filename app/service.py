@@ -203,8 +203,7 @@ class Service:
             return list(options.layer)
         if host.default_layer is None:
             msg = (
-                f"No layer of {host.spec.name!r} was found to have spatial axes that the score depends on; name one "
-                "with the option layer."
+                f"{host.spec.name!r} has no default layer: {host.why_no_default_layer}. Name one with the option layer."
             )
             raise NoDefaultLayer(msg)
         return [host.default_layer]

@@ -175,7 +175,7 @@ def test_tokens_in_another_order_are_no_grid() -> None:
 @pytest.mark.parametrize(
     ("arch", "reason"),
     [
-        ("timm:mixer_s32_224", "its scores do not depend on the picture"),  # as it is: the head is zero
+        ("timm:mixer_s32_224", "its scores have no gradient with respect to the picture"),  # the head is zero
         (f"python:{__name__}:Flat", "none of its layers returns a spatial grid"),
         (f"python:{__name__}:Scrambled", "in none of its grids do the cells lie where the picture's parts do"),
         (f"python:{__name__}:Worthless", "the score's gradient is zero or the map the same everywhere"),
