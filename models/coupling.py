@@ -70,7 +70,7 @@ class BatchNormWatch(TorchFunctionMode):
     def refuse_coupling(self, module: nn.Module, answer: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
         """Raise `UnsupportedModule` if the answer to `x` depends on what is beside it, (1, C, h, w) each.
 
-        It may not: networks without normalisation layers use `batch_norm` to standardise their weights.
+        The culprit is the batch norm that was seen, if any: some networks only standardise their weights with one.
         """
         try:
             beside_itself, beside_other = answer(torch.cat([x, x]))[0], answer(torch.cat([x, y]))[0]
@@ -79,7 +79,10 @@ class BatchNormWatch(TorchFunctionMode):
         if (beside_itself - beside_other).abs().max() > _ROUNDING * beside_itself.abs().max():
             name, part = self._culprit(module)
             raise _unsupported(
-                name, part, "normalises each picture by all pictures of its batch; it must use running statistics"
+                name,
+                part,
+                "answers a picture by what else is in its batch; it must look at each alone, as BatchNorm does with "
+                "running statistics",
             )
 
     def _culprit(self, module: nn.Module) -> tuple[str, nn.Module]:

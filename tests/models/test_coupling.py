@@ -52,7 +52,7 @@ def test_batch_norm_of_something_else_than_the_batch_is_taken(factory: str) -> N
 
 
 def test_a_network_that_looks_at_the_batch_by_itself_is_refused() -> None:
-    with pytest.raises(UnsupportedModule, match="normalises each picture by all pictures of its batch"):
+    with pytest.raises(UnsupportedModule, match="answers a picture by what else is in its batch"):
         loaded("Contrasts")
 
 
@@ -76,8 +76,8 @@ def test_timms_networks_that_standardise_their_weights_are_taken(name: str) -> N
         ("TrainsInForward", {}, "Part '(root)' of the network (TrainsInForward) stays in training mode"),
         # One number per channel: BatchNorm itself raises.
         ("TrainsInForward", {"spatial": False}, "Part '(root)' of the network (TrainsInForward) stays in training"),
-        ("TrainsInForward", {"back": True}, "Part 'norm' of the network (BatchNorm2d) normalises each picture by all"),
-        ("Functional", {}, "Part '(root)' of the network (Functional) normalises each picture by all pictures"),
+        ("TrainsInForward", {"back": True}, "Part 'norm' of the network (BatchNorm2d) answers a picture by what else"),
+        ("Functional", {}, "Part '(root)' of the network (Functional) answers a picture by what else"),
     ],
 )
 def test_what_lets_pictures_see_each_other_is_refused_by_name(

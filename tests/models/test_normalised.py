@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models import LoadedModel, load
+from models.errors import UnsupportedModule
 from models.preprocess import Preprocess
 from models.spec import ModelSpec, RandomWeights
 from tests.models.networks import Tiny
@@ -160,7 +161,6 @@ def test_scores_are_finite_where_float32_rounds_probabilities_away() -> None:
     [
         ("Ends", "nothing", "softmax"),
         ("Ends", "half the softmax", "softmax"),
-        ("Ends", "softmax of the batch", "softmax"),
         ("Ends", "torch.sigmoid", "softmax"),  # the numbers that the operator's softmax was trained on
         ("sequential", "Sigmoid", "softmax"),
         ("sequential", "Softmax", "sigmoid"),
@@ -189,7 +189,12 @@ def test_the_list_of_ends_is_used() -> None:
     assert Tiny().head.out_features == 2
 
 
-def test_a_network_that_does_not_normalise_is_watched_once_and_checked_once() -> None:
-    """Loading a large network runs it twice, not more."""
+def test_a_softmax_over_the_batch_is_no_normalisation_but_a_reason_to_refuse() -> None:
+    with pytest.raises(UnsupportedModule, match="answers a picture by what else is in its batch"):
+        loaded("Ends", "softmax of the batch")
+
+
+def test_a_network_that_does_not_normalise_is_run_four_times_at_loading() -> None:
+    """Once to see its answer, twice beside another picture, and once as a check."""
     model = loaded("Counts")
-    assert model.module.calls == 2
+    assert model.module.calls == 4
