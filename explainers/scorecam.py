@@ -81,15 +81,15 @@ def _scaled(grid: Tensor) -> Tensor:
 def _masked_scores(batch: Batch, scored: Scored, masks: Sequence[Tensor]) -> list[Tensor]:
     """Return the scores `(rounds, N, C)` of the pictures under each layer's masks `(N, C, h, w)`."""
     size = (batch.inputs.shape[2], batch.inputs.shape[3])
-    channels = [(layer, channel) for layer, mask in enumerate(masks) for channel in range(mask.shape[1])]
+    channels = [mask.shape[1] for mask in masks]
 
     def masked(picture: int, numbers: Sequence[int]) -> Tensor:
-        chosen = [masks[layer][picture, channel] for layer, channel in (channels[number] for number in numbers)]
-        shown = torch.stack([upsampled(mask[None], size) for mask in chosen])
-        return (batch.inputs[picture] * shown).to(batch.inputs.dtype)
+        of_layers = grouped(range(len(masks)), channels, range(numbers[0], numbers[-1] + 1))
+        shown = torch.cat([upsampled(masks[layer][picture, chosen], size) for layer, chosen in of_layers])
+        return (batch.inputs[picture] * shown[:, None]).to(batch.inputs.dtype)
 
-    scores = changed_scores(batch, scored, len(channels), masked)
-    return list(torch.split(scores, [mask.shape[1] for mask in masks], dim=2))
+    scores = changed_scores(batch, scored, sum(channels), masked)
+    return list(torch.split(scores, channels, dim=2))
 
 
 class _Ablations:
