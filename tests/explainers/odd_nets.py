@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.explainers.nets import Head, seeded
+from tests.explainers.nets import PLAIN, Head, seeded
 
 
 def sequential(*modules: nn.Module, seed: int = 0) -> nn.Module:
@@ -35,6 +35,21 @@ class Shared(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.relu(self.conv2(self.relu(self.conv1(x)))))
+
+
+class Wary(nn.Module):
+    """A network with no memory for more than some pictures at once, which notes how many came."""
+
+    def __init__(self, most: int = 1000) -> None:
+        super().__init__()
+        self.net, self.most = PLAIN.build(), most
+        self.batches: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.batches.append(len(x))
+        return self.net(x)
 
 
 class Roots(nn.Module):

@@ -13,27 +13,13 @@ from explainers.batch import Batch, Maps
 from explainers.errors import BadParameter, TargetOutOfRange, TooManySamples
 from tests.explainers.checks import assert_same, maps, snapshot
 from tests.explainers.nets import CLASSES, PLAIN, pictures, seeded
+from tests.explainers.odd_nets import Wary
 
 COUNTS = {"smoothgrad": "samples", "vargrad": "samples", "integrated_gradients": "steps", "gradient_shap": "samples"}
 """The methods, and what their number of copies is called."""
 NOISY = [method for method, count in COUNTS.items() if count == "samples"]
 each_method = pytest.mark.parametrize("method", COUNTS)
 TARGETS = [[Target(0)], [Target(1), Target(3, versus=0)]]
-
-
-class Wary(nn.Module):
-    """A network with no memory for more than some pictures at once, which notes how many came."""
-
-    def __init__(self, most: int = 1000) -> None:
-        super().__init__()
-        self.net, self.most = PLAIN.build(), most
-        self.batches: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        self.batches.append(len(x))
-        return self.net(x)
 
 
 def request(

@@ -11,25 +11,10 @@ from explainers.errors import NotConnected
 from explainers.perturb import changed_gradients, changed_scores, generator, noise, score_clean
 from tests.explainers.checks import assert_same, snapshot
 from tests.explainers.nets import CLASSES, PLAIN
-from tests.explainers.odd_nets import Cut
+from tests.explainers.odd_nets import Cut, Wary
 
 TARGETS = [[Target(0)], [Target(CLASSES)], [Target(1), Target(3, versus=2)]]
 """Of three pictures, the second of which has an error."""
-
-
-class Noted(nn.Module):
-    """A network that notes how many pictures came at once, and has no memory for more than some."""
-
-    def __init__(self, most: int = 1000) -> None:
-        super().__init__()
-        self.net, self.most = PLAIN.build(), most
-        self.batches: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        self.batches.append(len(x))
-        return self.net(x)
 
 
 def batch_of(net: nn.Module, *, chunk: int = 4) -> Batch:
@@ -65,7 +50,7 @@ WANTED = [(0, 0), (2, 0), (2, 1)]
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 100])
 def test_each_copy_has_its_own_score(chunk: int) -> None:
-    net = Noted()
+    net = Wary()
     batch = batch_of(net, chunk=chunk)
     scored = score_clean(batch)
     asked, change = darker(batch)
@@ -80,7 +65,7 @@ def test_each_copy_has_its_own_score(chunk: int) -> None:
 
 
 def test_each_picture_may_have_its_own_number_of_copies() -> None:
-    net, counts = Noted(), [2, 7, 5, 3]
+    net, counts = Wary(), [2, 7, 5, 3]
     batch = Batch(Subject(net, net), PLAIN.pictures(4), [[Target(0)], [Target(-1)], [Target(0)], [Target(0)]])
     batch.work.chunk = 4
     asked, change = darker(batch)
@@ -93,7 +78,7 @@ def test_each_picture_may_have_its_own_number_of_copies() -> None:
 
 
 def test_no_picture_without_an_error_is_no_work() -> None:
-    net = Noted()
+    net = Wary()
     batch = Batch(Subject(net, net), PLAIN.pictures(2), [[Target(-1)], []])
     scored = score_clean(batch)
     assert changed_scores(batch, scored, 3, darker(batch)[1]).shape == (0, 2, 3)
@@ -117,7 +102,7 @@ def test_scores_leave_no_graph() -> None:
 @pytest.mark.parametrize("caller", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_each_copy_has_its_own_gradient(chunk: int, caller: type) -> None:
-    net = Noted()
+    net = Wary()
     batch = batch_of(net, chunk=chunk)
     asked, change = darker(batch)
     with caller():
@@ -153,7 +138,7 @@ def test_a_cut_gradient_is_named() -> None:
 
 
 def test_no_memory_halves_the_part_and_changes_nothing() -> None:
-    plenty, little = Noted(), Noted(most=5)
+    plenty, little = Wary(), Wary(most=5)
     expected, batch = batch_of(plenty, chunk=8), batch_of(little, chunk=8)
     scores = changed_scores(batch, score_clean(batch), 7, darker(batch)[1])
     assert_same(scores, changed_scores(expected, score_clean(expected), 7, darker(expected)[1]))

@@ -6,32 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from explainers import Subject, Target, Work, explain, get, names
 from explainers.errors import TooManySamples
 from explainers.registry import Method
 from tests.explainers.checks import assert_same, maps, snapshot
 from tests.explainers.nets import PLAIN, Head, pictures, seeded
-from tests.explainers.odd_nets import Call
+from tests.explainers.odd_nets import Call, Wary
 
 METHODS = [name for name in names() if get(name).family == "perturbation"]
 each_method = pytest.mark.parametrize("method", METHODS)
-
-
-class Wary(nn.Module):
-    """A network with no memory for more than some pictures at once, which notes how many came."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.net, self.most = PLAIN.build(), most
-        self.batches: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        self.batches.append(len(x))
-        return self.net(x)
 
 
 def few(method: str) -> dict[str, Any]:
