@@ -321,8 +321,8 @@ def test_everything_works_with_the_keyboard_alone(visit: Visit) -> None:
                 return
         pytest.fail(f"the tab key does not reach {wanted}")
 
-    tab_to("file")
     with visit.page.expect_file_chooser() as chooser:
+        tab_to("file")  # in here: right after it is told to, the browser may not intercept the dialog yet
         press("Space")
     chooser.value.set_files(PICTURES / "chelsea.png")
     visit.await_answer()
