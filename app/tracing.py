@@ -1,0 +1,31 @@
+"""OpenTelemetry, where the operator wants it: HEATLENS_TRACING, and the standard OTEL_* variables for all else."""
+
+from flask import Flask, g
+
+from app.config import SettingsError
+
+
+def start(app: Flask) -> None:
+    """Trace the requests of `app`, from now until the process ends; to be called after the fork, for it has a thread.
+
+    Raises `SettingsError` where the packages are missing.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.instrumentation.flask import FlaskInstrumentor
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import Span, TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        msg = f"HEATLENS_TRACING needs packages that are not here ({error}): pip install 'heatlens[otel]'."
+        raise SettingsError(msg) from error
+
+    def name_request(span: Span, _environ: object) -> None:
+        span.set_attribute("heatlens.request_id", g.request_id)
+
+    own_name = {"service.name": "heatlens"} | dict(OTELResourceDetector().detect().attributes)
+    provider = TracerProvider(resource=Resource.create(own_name))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    FlaskInstrumentor().instrument_app(  # type: ignore[no-untyped-call]
+        app, tracer_provider=provider, request_hook=name_request
+    )
