@@ -3,19 +3,25 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flask_openapi3 import OpenAPI
 
     from app.config import Settings
 
 
-def create_app(settings: "Settings") -> "OpenAPI":
-    """Wire the service. Models start to load in their own threads with `app.extensions["heatlens"].start()`."""
+def create_app(settings: "Settings", on_device_lost: "Callable[[], None]" = lambda: None) -> "OpenAPI":
+    """Wire the service. Models start to load in their own threads with `app.extensions["heatlens"].start()`.
+
+    `on_device_lost` is called, from the thread that noticed, when no model can run in this process any more.
+    """
     from importlib.metadata import version
 
     from flask_openapi3 import Info, OpenAPI
+    from werkzeug.middleware.proxy_fix import ProxyFix
 
-    from app import problems, telemetry
-    from app.api import documents, explain, health, models
+    from app import problems, rate_limit, telemetry
+    from app.api import documents, explain, health, metrics, models
     from app.schemas.answers import ExplainAnswer, Problem
     from app.service import Service
     from app.web import pages
@@ -33,12 +39,16 @@ def create_app(settings: "Settings") -> "OpenAPI":
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_form_bytes
     app.config["MAX_FORM_PARTS"] = settings.max_form_fields + 1  # and the picture
-    service = Service(settings)
+    app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
+        app.wsgi_app, x_for=settings.trusted_proxies, x_proto=0, x_host=0
+    )
+    service = Service(settings, on_device_lost)
     app.extensions["heatlens"] = service
-    telemetry.register(app)
+    telemetry.register(app, service.metrics)
     problems.register(app)
-    for part in (explain, models, health):
+    for part in (explain, models, health, metrics):
         app.register_api(part.blueprint(service))
+    rate_limit.register(app, settings)
     app.register_blueprint(pages.blueprint(app))
     app.components_schemas.update(documents.components(Problem, ExplainAnswer))
     return app

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import explainers
 from app.config import Settings
-from app.hosting import Hosts
+from app.hosting import Host
+from app.hosts import Hosts
 from app.schemas.answers import (
     Label,
     LabelList,
@@ -52,7 +53,6 @@ class Catalogue:
             classes=len(loaded.model.labels) if loaded else None,
             default_layer=loaded.default_layer if loaded else spec.layer,
             weights_sha256=loaded.model.weights_sha256 if loaded else spec.sha256,
-            device=str(loaded.model.device) if loaded else None,
         )
 
     def state(self, name: str) -> HostState:
@@ -62,22 +62,13 @@ class Catalogue:
 
     def layers(self, name: str) -> LayerList:
         """List the layers that ran in a forward pass of zeros' shape, in order of completion."""
-        host = self._hosts.ready(name)
-        rows = [
-            LayerRow(
-                name=layer.name,
-                type=layer.type,
-                shape=list(layer.shape) if layer.shape else None,
-                calls=layer.calls,
-                spatial=layer.layout is not None,
-            )
-            for layer in host.layers
-        ]
-        return LayerList(model=name, default=host.default_layer, layers=rows)
+        with self._hosts.using(name, timeout_s=self._settings.request_timeout_s) as host:
+            return _layers(host)
 
     def labels(self, name: str, query: str, limit: int) -> LabelList:
         """Search a model's labels for a part, whatever the case."""
-        labels = self._hosts.ready(name).model.labels
+        with self._hosts.using(name, timeout_s=self._settings.request_timeout_s) as host:
+            labels = host.model.labels
         part = query.casefold()
         found = [Label(index=i, label=label) for i, label in enumerate(labels) if part in label.casefold()]
         return LabelList(model=name, total=len(found), labels=found[:limit])
@@ -95,14 +86,32 @@ class Catalogue:
         return merged({method.name: method.parameters.get("properties", {}) for method in self.methods().methods})
 
     def _summary(self, spec: ModelSpec) -> dict[str, Any]:
+        host = self._hosts.peek(spec.name)
+        loaded = host if host and host.owner.state == "ready" else None
         return {
             "name": spec.name,
             "default": spec.name == self._settings.default_model,
-            "state": self.state(spec.name),
+            "state": host.owner.state if host else "not_loaded",
+            "device": str(loaded.model.device) if loaded else None,
+            "size_bytes": loaded.size_bytes if loaded else None,
             "weights": _weights(spec),
             "description": spec.description or "",
             "licence": spec.licence,
         }
+
+
+def _layers(host: Host) -> LayerList:
+    rows = [
+        LayerRow(
+            name=layer.name,
+            type=layer.type,
+            shape=list(layer.shape) if layer.shape else None,
+            calls=layer.calls,
+            spatial=layer.layout is not None,
+        )
+        for layer in host.layers
+    ]
+    return LayerList(model=host.spec.name, default=host.default_layer, layers=rows)
 
 
 def _weights(spec: ModelSpec) -> Literal["present", "missing", "random"]:

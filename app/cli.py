@@ -270,14 +270,14 @@ def _explain_one(
     parameters: dict[str, Any],
     watch: "Watch",
 ) -> dict[str, Any]:
-    from app.drawing import Drawing
+    from app.drawing import draw
     from app.errors import KNOWN_ERRORS
 
     try:
-        explained = service.explain(image.read_bytes(), options, parameters, watch)
-        body = Drawing(explained, options).body(options.format or "jpeg", request_id=image.name)
+        explained = service.explain(image.read_bytes(), options, parameters, watch=watch)
+        drawn, timings = draw(explained, options, options.format or "jpeg")
         result.parent.mkdir(parents=True, exist_ok=True)
-        result.write_bytes(body.content)
+        result.write_bytes(drawn.body(image.name, timings))
     except (*KNOWN_ERRORS, OSError) as error:
         return {"image": str(image), "error": str(error)}
     index = explained.attributions[0].score.index
@@ -307,7 +307,9 @@ def _service(*, download: str | None = None) -> "Service":
     settings = load_settings(workers=1)
     wanted = (*settings.models, download) if download else settings.models
     try:
-        return Service(settings.model_copy(update={"models": wanted, "request_timeout_s": _NO_HURRY_S}))
+        return Service(
+            settings.model_copy(update={"models": wanted, "request_timeout_s": _NO_HURRY_S, "load_wait_s": _NO_HURRY_S})
+        )
     except ModelError as error:  # a file in the models folder
         fail(str(error), code=1)
 

@@ -4,12 +4,22 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX = "HEATLENS_"
+SLOT = "LOCAL_RANK"
+"""The environment variable that says which of the devices is this process's; torch's own launcher calls it so."""
+GUNICORN_TIMEOUT_S = 3600
+"""gunicorn's own limit, which ends a worker: loading counts, and a first download. Every request has a shorter one."""
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_WORKER_BYTES = 2**30
+"""What a worker with the embedded model takes at most: 0.7 GiB under load, and large pictures."""
+
+Timeout = Annotated[float, Field(gt=0, lt=GUNICORN_TIMEOUT_S)]
 
 
 class SettingsError(Exception):
@@ -27,22 +37,31 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=256,
-        description="Worker processes; 0: one where a GPU is used, else one per core.",
+        description="Worker processes; 0: one per GPU, else one per core, fewer where memory is short.",
     )
-    threads: int = Field(24, ge=1, le=512, description="HTTP threads of each worker.")
+    threads: int = Field(
+        80, ge=1, le=512, description="HTTP threads of each worker: more than HEATLENS_QUEUE_TOTAL, to refuse the rest."
+    )
     torch_threads: int = Field(
         0, ge=0, description="Threads of one torch operation; 0: the cores divided among the workers."
     )
-    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
-        "auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one."
+    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda|cuda:\d+(,cuda:\d+)*)$")] = Field(
+        "auto",
+        description="auto, cpu, cuda (all GPUs), or GPUs by number (cuda:0,cuda:1); auto takes all GPUs, if any.",
     )
     default_model: str = Field("efficientnet_lite0", description="The model of a request that names none.")
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Further models to load at start, comma-separated; their weights may be downloaded."
     )
     models_dir: Path | None = Field(None, description="Folder of the operator's models, one TOML file each.")
-    max_loaded_models: int = Field(
-        4, ge=1, description="Models in a worker beside those of the start; the one unused for longest makes room."
+    model_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="Memory of the models in a worker, beyond which the one unused for longest makes room, those of "
+        "the start excepted; 0: half of a GPU's, or of the machine's divided among the workers.",
+    )
+    load_wait_s: float = Field(
+        5.0, ge=0, description="How long a request waits for its model to load before it is told to come again."
     )
     max_body_bytes: int = Field(20 * 2**20, ge=1024, description="Size of a request body, in bytes.")
     max_form_bytes: int = Field(
@@ -59,24 +78,97 @@ class Settings(BaseSettings):
         ge=0,
         description="Changed pictures in one run of the model, which bounds the memory; 0: 8 on a CPU, 32 on a GPU.",
     )
-    queue_size: int = Field(16, ge=1, description="Requests that may wait for one model in one worker.")
-    request_timeout_s: float = Field(60.0, gt=0, description="Time for one request, loading included, in seconds.")
+    batch_size: int = Field(
+        0, ge=0, le=1024, description="Pictures of several requests that run together; 0: 8 on a CPU, 32 on a GPU."
+    )
+    batch_wait_s: float = Field(
+        0.002,
+        ge=0,
+        le=1,
+        description="How long a busy device waits for its next batch to fill, in seconds; an idle one never waits.",
+    )
+    queue_size: int = Field(
+        32, ge=1, description="Requests that are worked on or wait for one model in one worker; more are refused."
+    )
+    queue_total: int = Field(64, ge=1, description="The same for all models of a worker together.")
+    request_timeout_s: float = Field(
+        60.0, gt=0, lt=GUNICORN_TIMEOUT_S, description="Time for one request, loading included, in seconds."
+    )
+    method_timeouts_s: Annotated[dict[str, Timeout], NoDecode] = Field(
+        {}, description="Other times for some methods, as in rise=120,scorecam=90, in seconds."
+    )
+    result_cache_bytes: int = Field(
+        64 * 2**20, ge=0, description="Finished answers that a worker keeps for who asks the same again; 0: none."
+    )
+    rate_limit: str = Field(
+        "", description="Requests of one client for the models' work, as in 60/minute;1000/day; empty: any number."
+    )
+    rate_limit_storage: str = Field(
+        "memory://",
+        description="Where they are counted: memory:// in each worker for itself, redis://HOST:PORT/DB for all.",
+    )
+    trusted_proxies: int = Field(
+        0, ge=0, description="Proxies in front whose X-Forwarded-For is believed; 0: a client is who connects."
+    )
     graceful_timeout_s: int = Field(30, ge=1, description="Time to finish what is in flight at shutdown, in seconds.")
     model_admin: bool = Field(
         False, description="Whether /v1/models/{model}/load and /unload are answered, each by one worker for itself."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="Log lines for people, or one JSON object each.")
+    tracing: bool = Field(
+        False, description="Whether requests are traced by OpenTelemetry; its OTEL_* variables say where to."
+    )
 
     @field_validator("models", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
+    @field_validator("method_timeouts_s", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        return {name.strip(): seconds.strip() for name, _, seconds in pairs}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that workers take in turn, as torch calls them; found without torch, so never wrong to ask."""
+        if self.device in ("auto", "cuda"):
+            gpus = tuple(f"cuda:{index}" for index in range(_gpus()))
+            return gpus or ("cpu" if self.device == "auto" else "cuda:0",)
+        return tuple(self.device.split(","))
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _parse_limits(cls, value: str) -> str:
+        if value:
+            import limits  # takes a sixth of a second, which most commands do not need
+
+            limits.parse_many(value)
+        return value
+
+    @field_validator("rate_limit_storage")
+    @classmethod
+    def _parse_storage(cls, value: str) -> str:
+        if value == "memory://":
+            return value
+        url = urlsplit(value)
+        if url.scheme not in ("redis", "rediss") or not url.hostname or url.port == 0:  # `port` raises for no number
+            msg = "it reads memory://, or redis://HOST:PORT/DB (rediss:// with TLS)"
+            raise ValueError(msg)
+        return value
+
     @property
     def worker_count(self) -> int:
-        """Worker processes: as set, else one where a GPU is used, else one per core."""
-        on_gpu = self.device.startswith("cuda") or (self.device == "auto" and Path("/dev/nvidiactl").exists())
-        return self.workers or (1 if on_gpu else _cores())
+        """Worker processes: as set, else one per GPU, else one per core, fewer where memory is short."""
+        if self.workers:
+            return self.workers
+        if self.devices != ("cpu",):
+            return len(self.devices)
+        return max(1, min(_cores(), memory_bytes() // _WORKER_BYTES))
 
     @property
     def torch_thread_count(self) -> int:
@@ -97,6 +189,24 @@ def _cores() -> int:
     except FileNotFoundError:
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def memory_bytes() -> int:
+    """Return the memory that is free for this process: a container's limit can be below what the machine has."""
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(facts["MemAvailable"].split()[0]) * 1024
+    try:
+        limit = _MEMORY_LIMIT.read_text().strip()
+    except FileNotFoundError:
+        return free
+    return free if limit == "max" else min(free, int(limit))
+
+
+def _gpus() -> int:
+    """Count the GPUs without asking CUDA, which must not be touched before the workers fork."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from app.config import PREFIX, Settings
+from app.config import PREFIX, Settings, memory_bytes
 from models import Registry
 from models.loading import weights_present
 
@@ -23,7 +23,7 @@ def examine(settings: Settings) -> dict[str, dict[str, Any]]:
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "torchvision", "timm", "pillow", "opencv-python-headless")},
         },
-        "devices": _devices(),
+        "devices": _devices(settings),
         "models": {
             "known": len(registry.names()),
             "with weights here": ", ".join(present),
@@ -35,11 +35,12 @@ def examine(settings: Settings) -> dict[str, dict[str, Any]]:
     }
 
 
-def _devices() -> dict[str, Any]:
+def _devices(settings: Settings) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    devices = {"cpu": f"{cores} cores, {memory_bytes / 2**30:.1f} GiB memory"}
+    devices = {"cpu": f"{cores} cores, {memory_bytes() / 2**30:.1f} GiB of memory free"}
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
-        devices[f"cuda:{index}"] = f"{found.name}, {found.total_memory / 2**30:.1f} GiB memory"
+        devices[f"cuda:{index}"] = f"{found.name}, {found.total_memory / 2**30:.1f} GiB of memory"
+    workers, threads = settings.worker_count, settings.torch_thread_count
+    devices["serve starts"] = f"{workers} workers on {', '.join(settings.devices)}, {threads} torch threads each"
     return devices

@@ -1,7 +1,9 @@
 """An explanation as picture, array or JSON."""
 
 import base64
+import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import quote
@@ -15,7 +17,7 @@ from app.imaging.display import DisplayMap, display
 from app.imaging.placement import Placed, place
 from app.schemas.answers import (
     ClassScore,
-    ExplainAnswer,
+    ExplainFacts,
     ExplanationAnswer,
     ImageInfo,
     MapInfo,
@@ -53,13 +55,23 @@ class Map:
     display: DisplayMap
 
 
-@dataclass(frozen=True)
-class Body:
-    """What goes out: bytes, and what they are."""
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A finished answer, the same for everybody who asks the same: bytes, what they are, and the facts as headers.
+
+    JSON is `ExplainFacts`; what `ExplainAnswer` has beside them differs from request to request, see `body`.
+    """
 
     content: bytes
     media_type: str
-    render_s: float
+    headers: Mapping[str, str]
+
+    def body(self, request_id: str, timings: TimingsAnswer) -> bytes:
+        """Return what goes out to one request."""
+        if self.media_type != MEDIA_TYPES["json"]:
+            return self.content
+        own = json.dumps(request_id).encode(), timings.model_dump_json().encode()
+        return b'{"request_id":%b,%b,"timings_s":%b}' % (own[0], self.content[1:-1], own[1])
 
 
 class Drawing:
@@ -69,14 +81,12 @@ class Drawing:
         self._explained = explained
         self._options = options
 
-    def body(self, format_: Format, request_id: str) -> Body:
+    def drawn(self, format_: Format) -> Drawn:
         """Make the answer in one of the formats."""
-        started = time.perf_counter()
-        content = self._json(request_id, started) if format_ == "json" else self._binary(format_)
-        return Body(content, MEDIA_TYPES[format_], time.perf_counter() - started)
+        content = self._json() if format_ == "json" else self._binary(format_)
+        return Drawn(content, MEDIA_TYPES[format_], self._headers())
 
-    @cached_property
-    def headers(self) -> dict[str, str]:
+    def _headers(self) -> dict[str, str]:
         """The facts of the (first) explanation, as HTTP headers."""
         explained, index = self._explained, self._explained.attributions[0].score.index
         return {
@@ -147,11 +157,9 @@ class Drawing:
         placed = place(attribution.raw, self._explained.geometry, self._size)
         return Map(attribution, placed, display(placed, attribution.raw, self._explained.method.display_percentile))
 
-    def _json(self, request_id: str, started: float) -> bytes:
+    def _json(self) -> bytes:
         explained = self._explained
-        explanations = [self._explanation(map_) for map_ in self._maps]
-        answer = ExplainAnswer(
-            request_id=request_id,
+        facts = ExplainFacts(
             model=_model(explained),
             method=_method(explained),
             layers=explained.layers,
@@ -160,10 +168,9 @@ class Drawing:
                 Prediction(index=row.index, label=row.label, probability=row.probability)
                 for row in _classes(explained, explained.most_probable(_PREDICTIONS))
             ],
-            explanations=explanations,
-            timings_s=_timings(explained, render=time.perf_counter() - started),
+            explanations=[self._explanation(map_) for map_ in self._maps],
         )
-        return answer.model_dump_json().encode()
+        return facts.model_dump_json().encode()
 
     def _explanation(self, map_: Map) -> ExplanationAnswer:
         score = map_.attribution.score
@@ -175,6 +182,13 @@ class Drawing:
             media_type=f"image/{format_}", width=width, height=height, base64=base64.b64encode(content).decode()
         )
         return ExplanationAnswer(target=target, versus=versus, map=_map(map_), picture=picture)
+
+
+def draw(explained: Explained, options: ExplainOptions, format_: Format) -> tuple[Drawn, TimingsAnswer]:
+    """Make the answer in one of the formats, and say where the time went."""
+    started = time.perf_counter()
+    drawn = Drawing(explained, options).drawn(format_)
+    return drawn, _timings(explained, render=time.perf_counter() - started)
 
 
 def prediction(seen: Seen, options: PredictOptions, request_id: str) -> PredictAnswer:

@@ -73,6 +73,12 @@ class UnsupportedMediaType(ServiceError):
     field = "Content-Type"
 
 
+class RateLimited(ServiceError):
+    """The client has made as many requests as the operator lets it make in this time."""
+
+    code = "rate_limited"
+
+
 class AdminDisabled(ServiceError):
     """Loading and unloading by HTTP is switched off."""
 
@@ -89,6 +95,12 @@ class OutOfMemory(ServiceError):
     """One picture's work did not fit into the memory of the device."""
 
     code = "out_of_memory"
+
+
+class ModelTooLarge(ServiceError):
+    """The model does not fit beside those that stay in memory."""
+
+    code = "model_too_large"
 
 
 class ModelFailed(ServiceError):

@@ -3,11 +3,23 @@
 The master imports no torch and touches no CUDA; each worker loads the app after the fork.
 """
 
+import logging
 import os
+import re
+import shutil
+import signal
 import sys
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from app.config import load_settings
+import gunicorn
+from gunicorn.glogging import Logger
+
+from app import logs
+from app.config import GUNICORN_TIMEOUT_S, SLOT, load_settings
 
 _settings = load_settings()
 
@@ -15,14 +27,31 @@ bind = f"[{_settings.host}]:{_settings.port}" if ":" in _settings.host else f"{_
 worker_class = "gthread"
 workers = _settings.worker_count
 threads = _settings.threads
-timeout = 3600  # loading counts, and a first download; a request has its own, shorter limit
+timeout = GUNICORN_TIMEOUT_S
 graceful_timeout = _settings.graceful_timeout_s
 keepalive = 5
 worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - heartbeat files; a disk can block
 loglevel = _settings.log_level
-accesslog = "-" if _settings.log_level in ("debug", "info") else None
+accesslog = None  # `app.telemetry` logs every request
 proc_name = "heatlens"
 control_socket_disable = True
+
+
+class _Logger(Logger):  # type: ignore[misc]
+    """gunicorn's own lines look like all others."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        for handler in self.error_log.handlers:
+            handler.setFormatter(logs.formatter(_settings.log_format))
+
+
+logger_class = _Logger
+
+_LAST_ANSWERS_S = 1.0
+
+_METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_named_by_operator = os.environ.get(_METRICS_FOLDER)
 
 
 def on_starting(server: Any) -> None:
@@ -31,13 +60,49 @@ def on_starting(server: Any) -> None:
         sys.exit("heatlens cannot run with --preload: torch's threads and CUDA do not survive a fork.")
 
 
-def post_fork(_server: Any, _worker: Any) -> None:
-    """Give OpenMP its number of threads before torch is imported, and import our own packages first.
+def when_ready(server: Any) -> None:
+    """Make the folder through which the workers, soon to be forked, add up their metrics.
 
-    gunicorn puts the working directory on the path, where a folder called `models` would be taken for the package.
+    A folder that the operator names is emptied, unless the workers of a master that this one replaces (USR2) use it.
     """
+    if not _named_by_operator:
+        os.environ[_METRICS_FOLDER] = tempfile.mkdtemp(prefix="heatlens-metrics-", dir=worker_tmp_dir)
+        return
+    folder = Path(_named_by_operator)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in () if server.master_pid else folder.iterdir():
+        if re.fullmatch(r"(counter|gauge|histogram)_\w+\.db", file.name):
+            file.unlink()
+
+
+def child_exit(_server: Any, worker: Any) -> None:
+    """Take a dead worker's gauges out of the metrics; what it counted stays."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+
+
+def on_exit(_server: Any) -> None:
+    """Remove the metrics' folder, if it is our own."""
+    if not _named_by_operator:
+        shutil.rmtree(os.environ[_METRICS_FOLDER])
+
+
+def pre_fork(server: Any, worker: Any) -> None:
+    """Give each worker a device of its own: of those with the fewest workers the first, also when one is replaced."""
+    taken = Counter(getattr(other, "slot", None) for other in server.WORKERS.values())
+    worker.slot = min(range(len(_settings.devices)), key=taken.__getitem__)
+
+
+def post_fork(_server: Any, worker: Any) -> None:
+    """Name the worker's device, give OpenMP its threads before torch is imported, and import our own packages first.
+
+    gunicorn puts the working directory on the path, where a folder called `models` would be taken for the package;
+    and after USR2 its own folder, whose `http` would be taken for the standard library's.
+    """
+    os.environ[SLOT] = str(worker.slot)
     os.environ["OMP_NUM_THREADS"] = str(_settings.torch_thread_count)
-    path = sys.path[:]
+    path = [entry for entry in sys.path if entry != os.path.dirname(gunicorn.__file__)]
     sys.path[:] = [entry for entry in path if os.path.abspath(entry) != os.getcwd()]
     try:
         import app.wsgi  # noqa: F401
@@ -47,8 +112,29 @@ def post_fork(_server: Any, _worker: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     """Tell the operator, once, that the first worker answers and how to try it."""
-    if worker.age == 1:
-        from app.cli import welcome
+    _answer_before_the_grace_is_over(worker)
+    if worker.age != 1:
+        return
+    host, port = worker.sockets[0].getsockname()[:2]
+    if _settings.log_format == "json":
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        logging.getLogger(__name__).info("ready; try: curl -T cat.jpg %s/v1/explain -o heat.jpg", url)
+        return
+    from app.cli import welcome
 
-        host, port = worker.sockets[0].getsockname()[:2]
-        welcome(host, port)
+    welcome(host, port)
+
+
+def _answer_before_the_grace_is_over(worker: Any) -> None:
+    """Have whoever still waits shortly before gunicorn ends a stopping worker told so, instead of cut off."""
+    stop: Any = signal.getsignal(signal.SIGTERM)  # gunicorn's own handler
+    service = worker.wsgi.extensions["heatlens"]
+    grace_s = max(0.0, _settings.graceful_timeout_s - _LAST_ANSWERS_S)
+
+    def on_sigterm(number: int, frame: Any) -> None:
+        refuse_the_rest = threading.Timer(grace_s, service.close, kwargs={"grace_s": 0.0})
+        refuse_the_rest.daemon = True
+        refuse_the_rest.start()
+        stop(number, frame)
+
+    signal.signal(signal.SIGTERM, on_sigterm)

@@ -1,10 +1,10 @@
-"""Models in memory: each is loaded, traced, hooked and run by its one owner thread, and by nobody else."""
+"""A model in memory: it is loaded, traced, hooked and run by its one owner thread, and by nobody else."""
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,24 +14,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import explainers
+from app import devices
 from app.config import Settings
-from app.engine import Job, Owner, Report, ShuttingDown
-from app.errors import KNOWN_ERRORS, DeviceUnavailable, ModelFailed, OutOfMemory
+from app.engine import DeviceLost, Job, Owner, Report
+from app.errors import KNOWN_ERRORS, ModelFailed, OutOfMemory
 from app.layer_choice import Choice, choose_layer
+from app.metrics import Metrics
 from explainers import Explanation, Subject, Target, Work
 from explainers.batch import ToGrid
 from explainers.errors import ExplainError, LayerNotSpatial
 from explainers.hooks import observe
 from explainers.work import is_out_of_memory
-from models import ModelSpec, Registry
+from models import ModelSpec
 from models.layers import LayerInfo, LayerTracer
-from models.loading import LoadedModel, load, require_weights
+from models.loading import LoadedModel, load
 from models.order import OrderCheck, mixes
 from models.preprocess import Preprocess
 
 _RETRY_FAILED_S = 10.0
-_CHUNK = {"cpu": 8, "cuda": 32}
-"""Changed pictures in one run of the model. Larger chunks are no faster on a CPU (benchmarks/methods.py)."""
+_RETRY_LOST_S = 10
+_AT_ONCE = {"cpu": 8, "cuda": 32}
+"""Pictures in one run of the model, of several requests or changed ones of one. More are no faster on a CPU."""
 _log = logging.getLogger(__name__)
 
 
@@ -61,12 +64,28 @@ class Host:
     default_layer: str | None
     why_no_default_layer: str | None
 
-    def __init__(self, spec: ModelSpec, settings: Settings, *, may_download: bool) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        may_download: bool,
+        on_lost: Callable[[DeviceLost], None] = lambda lost: None,
+    ) -> None:
         self.spec = spec
+        self.size_bytes = 0
+        """Memory of the parameters and buffers, once they are there."""
         self._settings = settings
+        self._metrics = metrics
         self._may_download = may_download
+        self._on_lost = on_lost
+        self._at_once: dict[str | None, int] = {}
+        """What fitted into the memory, by method, where that was less than is usual."""
         self._started = time.monotonic()
-        self.owner: Owner[Payload, Any] = Owner(spec.name, self._prepare, capacity=settings.queue_size)
+        self.owner: Owner[Payload, Any] = Owner(
+            spec.name, self._prepare, batch_size=self._batch_size, wait_s=settings.batch_wait_s, ran=self._ran
+        )
 
     @property
     def is_to_be_replaced(self) -> bool:
@@ -82,15 +101,19 @@ class Host:
         layers: Sequence[str],
         parameters: Mapping[str, object],
         timeout_s: float,
+        limit: str = "its time",
     ) -> Job[Payload, Explanation]:
-        """Queue one picture for explanation; raises what `Owner.submit` raises."""
+        """Queue one picture for explanation; for `limit` and what is raised see `Owner.submit`."""
         key = Key(payload.inputs.shape, method, tuple(layers), tuple(sorted(parameters.items())))
-        return cast("Job[Payload, Explanation]", self.owner.submit(key, payload, timeout_s=timeout_s))
+        return cast("Job[Payload, Explanation]", self.owner.submit(key, payload, timeout_s=timeout_s, limit=limit))
 
-    def predict(self, payload: Payload, *, timeout_s: float) -> Job[Payload, NDArray[np.float32]]:
-        """Queue one picture for its scores `(K,)`; raises what `Owner.submit` raises."""
+    def predict(
+        self, payload: Payload, *, timeout_s: float, limit: str = "its time"
+    ) -> Job[Payload, NDArray[np.float32]]:
+        """Queue one picture for its scores `(K,)`; for `limit` and what is raised see `Owner.submit`."""
         key = Key(payload.inputs.shape)
-        return cast("Job[Payload, NDArray[np.float32]]", self.owner.submit(key, payload, timeout_s=timeout_s))
+        job = self.owner.submit(key, payload, timeout_s=timeout_s, limit=limit)
+        return cast("Job[Payload, NDArray[np.float32]]", job)
 
     # From here on everything runs in the owner thread.
 
@@ -98,29 +121,39 @@ class Host:
         started = time.monotonic()
         _log.info("loading %s", self.spec.name)
         torch.set_num_threads(self._settings.torch_thread_count)
-        self.model = load(self.spec, device=_device(self._settings.device), allow_download=self._may_download)
+        device = devices.own_device(self._settings)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # what names no device must not touch another worker's
+        with self._minding(device):
+            self._load(device)
+        self.size_bytes = _size_bytes(self.model.module)
+        self._metrics.loaded(self.spec.name, self.size_bytes)
+        _log.info("loaded %s on %s in %.1f s", self.spec.name, device, time.monotonic() - started)
+        return self._run
+
+    def _load(self, device: torch.device) -> None:
+        self.model = load(self.spec, device=device, allow_download=self._may_download)
         self._subject = Subject(self.model.module, self.model.scores, black=_black(self.model.preprocess))
         sample = self._sample()
         tracer = LayerTracer(sample.shape)
         self._observe(tracer, sample)
-        self._chunk = self._settings.max_chunk_pictures or _CHUNK[self.model.device.type]
+        self._takes_batches = True
         check = self._check_order(tracer.layers)
         self.layers = check.layers
         self._by_name = {layer.name: layer for layer in self.layers}
         self._token_grids = _token_grids(self.layers)
         choice = self._default_layer(tracer.candidates, check, sample)
         self.default_layer, self.why_no_default_layer = choice.layer, choice.why_none
-        _log.info("loaded %s on %s in %.1f s", self.spec.name, self.model.device, time.monotonic() - started)
-        return self._run
 
     def _check_order(self, layers: Sequence[LayerInfo]) -> OrderCheck:
         """Return what a second forward pass says of the grids; a network may take one picture at a time only."""
         check = OrderCheck(layers)
         try:
             self._observe(check, mixes(self.model.preprocess.channels, self.model.preprocess.input_size))
-        except Exception:  # noqa: BLE001 - foreign code, which has answered one picture before
-            _log.info("%s takes one picture at a time, so the order of its tokens is not checked", self.spec.name)
-            self._chunk = 1
+        except Exception as error:  # noqa: BLE001 - foreign code, which has answered one picture before
+            self._takes_batches = isinstance(error, RuntimeError) and is_out_of_memory(error)
+            why = "memory ran out" if self._takes_batches else "it takes one picture at a time"
+            _log.info("%s: the order of its tokens is not checked, as %s", self.spec.name, why)
             return OrderCheck(layers)
         return check
 
@@ -148,10 +181,26 @@ class Host:
         raw_map("gradcam", [self.spec.layer])
         return Choice(self.spec.layer)
 
+    def _batch_size(self, key: Hashable) -> int:
+        """Return how many pictures run together; a method that runs the model many times fills the device alone."""
+        method = cast("Key", key).method
+        if not self._takes_batches or (method and explainers.get(method).cost_class != "low"):
+            return 1
+        return self._fitting(method, self._settings.batch_size)
+
+    def _chunk(self, method: str | None) -> int:
+        """Return how many changed pictures of one run together."""
+        return self._fitting(method, self._settings.max_chunk_pictures) if self._takes_batches else 1
+
+    def _fitting(self, method: str | None, wanted: int) -> int:
+        usual = wanted or _AT_ONCE[self.model.device.type]
+        return min(usual, self._at_once.get(method, usual))
+
     def _run(self, key: Hashable, payloads: Sequence[Payload], report: Report) -> Sequence[Any]:
         key = cast("Key", key)
         try:
-            return self._answer(key, payloads, report)
+            with self._minding(self.model.device):
+                return self._in_parts(key, payloads, report)
         except (*KNOWN_ERRORS, CancelledError):
             raise
         except Exception as error:  # the network is foreign code
@@ -161,18 +210,52 @@ class Host:
             msg = f"Running model {self.spec.name!r} raised {type(error).__name__}; the server's log says where."
             raise ModelFailed(msg) from error
 
+    @contextmanager
+    def _minding(self, device: torch.device) -> Iterator[None]:
+        """Raise `DeviceLost`, and have all hosts told, where an error inside the `with` has cost us the device."""
+        try:
+            yield
+        except torch.AcceleratorError as error:
+            if devices.answers(device):
+                raise
+            _log.critical("%s is lost, the process has to be replaced: %s", device, error)
+            msg = f"The device {device} failed and the server is being restarted; try again in {_RETRY_LOST_S} s."
+            lost = DeviceLost(msg, retry_after_s=_RETRY_LOST_S)
+            self._on_lost(lost)
+            raise lost from error
+
+    def _in_parts(self, key: Key, payloads: Sequence[Payload], report: Report) -> list[Any]:
+        """Answer the payloads, together where memory allows it; where it does not, from then on in smaller parts."""
+        answers: list[Any] = []
+        while len(answers) < len(payloads):
+            part = payloads[len(answers) :][: self._batch_size(key)]
+            try:
+                answers += self._answer(key, part, report)
+            except RuntimeError as error:
+                if len(part) == 1 or not is_out_of_memory(error):
+                    raise
+                self._at_once[key.method] = len(part) // 2
+                _log.warning("%d pictures did not fit into the memory; from now on %d", len(part), len(part) // 2)
+        return answers
+
     def _answer(self, key: Key, payloads: Sequence[Payload], report: Report) -> Sequence[Any]:
         inputs = self._to_device(torch.from_numpy(np.stack([payload.inputs for payload in payloads])))
         if key.method is None:
             return explainers.predict(self._subject, inputs)
         targets = [payload.targets for payload in payloads]
-        work = Work(
-            chunk=self._chunk,
-            limit=self._settings.max_samples,
-            limit_name="HEATLENS_MAX_SAMPLES",
-            on_step=report,
-        )
-        return self._explain(inputs, targets, key.method, key.layers, dict(key.parameters), work)
+        chunk = self._chunk(key.method)
+        work = Work(chunk=chunk, limit=self._settings.max_samples, limit_name="HEATLENS_MAX_SAMPLES", on_step=report)
+        answers = self._explain(inputs, targets, key.method, key.layers, dict(key.parameters), work)
+        if work.chunk < chunk:  # memory ran out, and this is what fitted
+            self._at_once[key.method] = work.chunk
+        return answers
+
+    def _ran(self, key: Hashable, jobs: Sequence[Job[Payload, Any]], seconds: float) -> None:
+        method = cast("Key", key).method or "predict"
+        self._metrics.ran(self.spec.name, method, [job.queue_s for job in jobs], seconds)
+        if self.model.device.type == "cuda":
+            device = self.model.device
+            self._metrics.gpu_memory(torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
 
     def _explain(
         self,
@@ -212,84 +295,14 @@ class Host:
         return inputs.to(self.model.device, memory_format=self.model.memory_format)
 
 
-class Hosts:
-    """The hosts by model name, the least recently used first.
-
-    The models of the start stay; of the others the least recently used makes room for a new one.
-    """
-
-    def __init__(self, registry: Registry, settings: Settings) -> None:
-        self._registry = registry
-        self._settings = settings
-        self._hosts: dict[str, Host] = {}
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def get(self, name: str) -> Host:
-        """Return the host of a model, starting to load it if need be; a failed load is tried again after a while.
-
-        Raises `UnknownModel`, `WeightsUnavailable` and `ShuttingDown`.
-        """
-        spec = self._registry.get(name)
-        with self._lock:
-            if self._closed:
-                raise ShuttingDown("The service is being shut down; try again in a moment.", retry_after_s=1)
-            host = self._hosts.pop(name, None)
-            if host is None or host.is_to_be_replaced:
-                host = self._start(spec)
-            self._hosts[name] = host
-        return host
-
-    def ready(self, name: str, *, timeout_s: float | None = None) -> Host:
-        """Return the host of a model once it is loaded, or raise why it cannot be; by default wait without limit."""
-        host = self.get(name)
-        host.owner.wait_until_ready(timeout_s=timeout_s)
-        self._make_room(name)
-        return host
-
-    def peek(self, name: str) -> Host | None:
-        """Return the host of a model if there is one."""
-        with self._lock:
-            return self._hosts.get(name)
-
-    def unload(self, name: str) -> bool:
-        """Let a model finish its queue and go; say whether it was there."""
-        with self._lock:
-            host = self._hosts.pop(name, None)
-        if host is not None:
-            host.owner.stop_accepting()
-        return host is not None
-
-    def close(self) -> None:
-        """Take no more work, and wait for what was accepted."""
-        with self._lock:
-            hosts, self._hosts, self._closed = list(self._hosts.values()), {}, True
-        for host in hosts:
-            host.owner.stop_accepting()
-        deadline = time.monotonic() + self._settings.graceful_timeout_s
-        for host in hosts:
-            host.owner.close(grace_s=max(0.0, deadline - time.monotonic()))
-
-    def _start(self, spec: ModelSpec) -> Host:
-        may_download = spec.name in self._settings.preloaded
-        if not may_download:
-            require_weights(spec)
-        return Host(spec, self._settings, may_download=may_download)
-
-    def _make_room(self, newcomer: str) -> None:
-        """Let the least recently used go, once the newcomer is there; one that is loading is left alone."""
-        stay = {newcomer, *self._settings.preloaded}
-        with self._lock:
-            others = [n for n, host in self._hosts.items() if n not in stay and host.owner.state == "ready"]
-            surplus = len(others) + (newcomer not in self._settings.preloaded) - self._settings.max_loaded_models
-            for name in others[: max(0, surplus)]:
-                self._hosts.pop(name).owner.stop_accepting()
-
-
 def _token_grids(layers: Sequence[LayerInfo]) -> dict[int, ToGrid]:
     """Return how a transformer's tokens lie in the picture, by their number, as the trace saw it."""
     tokens = [layer for layer in layers if layer.shape and layer.layout and layer.layout.kind == "tokens"]
     return {layer.shape[1]: layer.layout.to_grid for layer in tokens if layer.shape and layer.layout}
+
+
+def _size_bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in {*module.parameters(), *module.buffers()})
 
 
 def _black(preprocess: Preprocess) -> tuple[float, ...]:
@@ -304,11 +317,3 @@ def _out_of_memory(key: Key) -> OutOfMemory:
         "This picture's explanation did not fit into the memory of the device; ask for fewer targets or layers, or "
         "have HEATLENS_MAX_CHUNK_PICTURES lowered."
     )
-
-
-def _device(setting: str) -> str:
-    if setting.startswith("cuda") and not torch.cuda.is_available():
-        raise DeviceUnavailable(f"HEATLENS_DEVICE is {setting}, but torch finds no GPU here; set it to auto or cpu.")
-    if setting != "auto":
-        return setting
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -23,8 +23,10 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     service_errors.BadRequestBody: HTTPStatus.BAD_REQUEST,
     service_errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     service_errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    service_errors.RateLimited: HTTPStatus.TOO_MANY_REQUESTS,
     service_errors.DeviceUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     service_errors.OutOfMemory: HTTPStatus.SERVICE_UNAVAILABLE,
+    service_errors.ModelTooLarge: HTTPStatus.SERVICE_UNAVAILABLE,
     service_errors.ModelFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     service_errors.AdminDisabled: HTTPStatus.FORBIDDEN,
     explain_errors.ExplainError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -40,7 +42,9 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     image_errors.SideTooLong: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     image_errors.UnknownFormat: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     engine_errors.QueueFull: HTTPStatus.SERVICE_UNAVAILABLE,
+    engine_errors.NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     engine_errors.ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
+    engine_errors.DeviceLost: HTTPStatus.SERVICE_UNAVAILABLE,
     engine_errors.DeadlineExceeded: HTTPStatus.GATEWAY_TIMEOUT,
 }
 """The status of each class of errors; a class that is not named has its base's."""
@@ -68,6 +72,7 @@ def problem(status: HTTPStatus, code: str, detail: str, **extra: object) -> Resp
         "request_id": g.request_id,
         **{name: value for name, value in extra.items() if value is not None},
     }
+    current_app.extensions["heatlens"].metrics.problem(code)
     response = Response(json.dumps(members), status, content_type="application/problem+json")
     if "retry_after_s" in extra:
         response.headers["Retry-After"] = str(extra["retry_after_s"])
@@ -122,7 +127,7 @@ def _classes(base: type[KnownError]) -> list[type[KnownError]]:
 def _known(error: KnownError) -> Response:
     status = status_of(type(error))
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.warning("request %s: %s: %s", g.request_id, error.code, error)
+        _log.warning("%s: %s", error.code, error)
     traceback.clear_frames(error.__traceback__)  # they hold the picture and the job, which holds the error
     extra = {"field": error.field, **error.extra}
     return problem(status, error.code, str(error), **extra)
@@ -158,7 +163,7 @@ def _too_large() -> Response:
 
 
 def _unknown(error: Exception) -> Response:
-    _log.error("unexpected error, request %s", g.request_id, exc_info=error)
+    _log.error("unexpected error", exc_info=error)
     traceback.clear_frames(error.__traceback__)
     msg = "Something unexpected went wrong; the server's log has the request_id."
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", msg)

@@ -4,10 +4,11 @@ The straight walk of a request: find model and method, decode and preprocess (ba
 model's owner thread. Laying the maps back on the picture, drawing and encoding is `app.drawing`'s.
 """
 
+import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +19,11 @@ from app.catalogue import Catalogue
 from app.config import Settings
 from app.engine import Watch
 from app.errors import LimitExceeded, NoDefaultLayer, UnknownLabel, VersusNotTaken
-from app.hosting import Host, Hosts, Payload
+from app.hosting import Host, Payload
+from app.hosts import Hosts
 from app.imaging.decode import Picture, decode
 from app.imaging.limits import Limits
+from app.metrics import Metrics
 from app.schemas.options import ClassName, ExplainOptions, PredictOptions
 from explainers import Attribution, Method, Rank, Target
 from explainers.errors import close_matches
@@ -74,12 +77,15 @@ class Explained(Seen):
     parameters: Mapping[str, object]
     layers: list[str]
     attributions: list[Attribution]
+    identity: str | None
+    """What `Service.identity` says of this request, of the model that did answer it."""
 
 
 class _Clock:
-    """Laps of one request, and what is left of its time, in seconds."""
+    """Laps of one request, and what is left of its time, in seconds; `limit` says how long that is and who set it."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, source: str) -> None:
+        self.limit = f"{timeout_s:g} s ({source})"
         self._lapped = time.perf_counter()
         self._deadline = self._lapped + timeout_s
 
@@ -96,10 +102,13 @@ class _Clock:
 class Service:
     """Joins models, explainers, the engine and imaging; one per process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_device_lost: Callable[[], None] = lambda: None) -> None:
+        for name in settings.method_timeouts_s:
+            explainers.get(name)
         self.settings = settings
+        self.metrics = Metrics()
         self.registry = Registry(settings.models_dir)
-        self.hosts = Hosts(self.registry, settings)
+        self.hosts = Hosts(self.registry, settings, self.metrics, on_device_lost)
         self.catalogue = Catalogue(settings, self.registry, self.hosts)
         self._decoding = threading.BoundedSemaphore(_DECODERS)
         self._limits = Limits(
@@ -115,9 +124,9 @@ class Service:
         for name in self.settings.preloaded:
             self.hosts.ready(name)  # without limit: a first download takes as long as it takes
 
-    def close(self) -> None:
-        """Finish what was accepted, and take no more."""
-        self.hosts.close()
+    def close(self, *, grace_s: float | None = None) -> None:
+        """Take no more work, and finish what was accepted, within HEATLENS_GRACEFUL_TIMEOUT_S by default."""
+        self.hosts.close(grace_s=self.settings.graceful_timeout_s if grace_s is None else grace_s)
 
     def check(self, options: ExplainOptions, parameters: Mapping[str, object]) -> tuple[Method, dict[str, object]]:
         """Return the method and its own parameters, all of them; raise what can be found wrong without the model."""
@@ -129,21 +138,46 @@ class Service:
         self._check_limits(options)
         return method, checked
 
+    def identity(self, options: ExplainOptions, parameters: Mapping[str, object]) -> str | None:
+        """Name all that decides on the maps of a picture: model, weights, method, parameters, targets and layers.
+
+        None while the model is not loaded, and where the same again would not give the same. Raises what is wrong
+        with the request.
+        """
+        method, checked = self.check(options, parameters)
+        host = self.hosts.peek(options.model or self.settings.default_model)
+        if host is None or host.owner.state != "ready":
+            return None
+        layers = self._layers(options, method, host)
+        return _identity(host.model, method, checked, self._targets(options, host.model), layers)
+
     def explain(
-        self, data: bytes, options: ExplainOptions, parameters: Mapping[str, object], watch: Watch | None = None
+        self,
+        data: bytes,
+        options: ExplainOptions,
+        parameters: Mapping[str, object],
+        *,
+        timeout_s: float | None = None,
+        watch: Watch | None = None,
     ) -> Explained:
         """Explain one picture. `parameters` are the method's own; `watch` is called while the model works."""
         method, checked = self.check(options, parameters)
-        clock = _Clock(self.settings.request_timeout_s)
-        host = self.hosts.ready(options.model or self.settings.default_model, timeout_s=clock.remaining_s)
-        loaded_s = clock.lap()
-        targets = self._targets(options, host.model)
-        layers = self._layers(options, method, host)
-        picture, inputs, geometry = self._look(data, host, options.max_side)
-        decode_s = clock.lap()
-        payload = Payload(inputs, targets)
-        job = host.explain(payload, method=method.name, layers=layers, parameters=checked, timeout_s=clock.remaining_s)
-        answer = job.result(watch)
+        clock = self._clock(timeout_s, method)
+        with self.hosts.using(options.model or self.settings.default_model, timeout_s=clock.remaining_s) as host:
+            loaded_s = clock.lap()
+            targets = self._targets(options, host.model)
+            layers = self._layers(options, method, host)
+            picture, inputs, geometry = self._look(data, host, options.max_side)
+            decode_s = clock.lap()
+            job = host.explain(
+                Payload(inputs, targets),
+                method=method.name,
+                layers=layers,
+                parameters=checked,
+                timeout_s=clock.remaining_s,
+                limit=clock.limit,
+            )
+            answer = job.result(watch)
         return Explained(
             model=host.model,
             picture=picture,
@@ -154,17 +188,20 @@ class Service:
             parameters=checked,
             layers=layers,
             attributions=answer.attributions,
+            identity=_identity(host.model, method, checked, targets, layers),
         )
 
-    def predict(self, data: bytes, options: PredictOptions) -> Seen:
+    def predict(
+        self, data: bytes, options: PredictOptions, *, timeout_s: float | None = None, watch: Watch | None = None
+    ) -> Seen:
         """Classify one picture."""
-        clock = _Clock(self.settings.request_timeout_s)
-        host = self.hosts.ready(options.model or self.settings.default_model, timeout_s=clock.remaining_s)
-        loaded_s = clock.lap()
-        picture, inputs, geometry = self._look(data, host, max_side=_DECODED_PX)
-        decode_s = clock.lap()
-        job = host.predict(Payload(inputs), timeout_s=clock.remaining_s)
-        scores = job.result()
+        clock = self._clock(timeout_s)
+        with self.hosts.using(options.model or self.settings.default_model, timeout_s=clock.remaining_s) as host:
+            loaded_s = clock.lap()
+            picture, inputs, geometry = self._look(data, host, max_side=_DECODED_PX)
+            decode_s = clock.lap()
+            job = host.predict(Payload(inputs), timeout_s=clock.remaining_s, limit=clock.limit)
+            scores = job.result(watch)
         return Seen(host.model, picture, geometry, scores, Timings(decode_s, loaded_s + job.queue_s, job.run_s))
 
     def _look(self, data: bytes, host: Host, max_side: int) -> tuple[Picture, NDArray[np.float32], Geometry]:
@@ -180,6 +217,15 @@ class Service:
             if max_side > enough_px and picture.pixels.shape[:2] != (picture.height, picture.width):
                 picture = decode(data, self._limits, enough_px=max_side)
         return picture, inputs, geometry
+
+    def _clock(self, timeout_s: float | None, method: Method | None = None) -> _Clock:
+        """Return the clock of a request that may itself have asked for less time than there is."""
+        limit_s, source = self.settings.request_timeout_s, "HEATLENS_REQUEST_TIMEOUT_S"
+        if method and method.name in self.settings.method_timeouts_s:
+            limit_s, source = self.settings.method_timeouts_s[method.name], "HEATLENS_METHOD_TIMEOUTS_S"
+        if timeout_s is not None and timeout_s < limit_s:
+            return _Clock(timeout_s, "X-Request-Deadline-S")
+        return _Clock(limit_s, source)
 
     def _check_limits(self, options: ExplainOptions) -> None:
         limit = self.settings.max_output_side_px
@@ -207,6 +253,14 @@ class Service:
             )
             raise NoDefaultLayer(msg)
         return [host.default_layer]
+
+
+def _identity(
+    model: LoadedModel, method: Method, parameters: Mapping[str, object], targets: Sequence[Target], layers: list[str]
+) -> str | None:
+    if not method.repeatable:
+        return None
+    return json.dumps([model.fingerprint, method.name, parameters, repr(targets), layers], sort_keys=True)
 
 
 def _classes(name: ClassName, model: LoadedModel) -> list[int | Rank]:

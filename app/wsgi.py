@@ -2,14 +2,16 @@
 
 import atexit
 import logging
+import os
+import signal
 import sys
 import warnings
 
 import cv2
 from flask import Flask
 
-from app import create_app
-from app.config import load_settings
+from app import create_app, logs, tracing
+from app.config import SettingsError, load_settings
 from app.errors import KNOWN_ERRORS
 
 _BOOT_FAILED = 3  # gunicorn's own exit code for "do not respawn"
@@ -18,13 +20,18 @@ _BOOT_FAILED = 3  # gunicorn's own exit code for "do not respawn"
 def application() -> Flask:
     """Create the app and load its models; the worker takes no connection before it can answer."""
     settings = load_settings()
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(settings.log_level, settings.log_format)
     warnings.filterwarnings("ignore", module=r"PIL\.")  # quotes odd tags of uploads
     cv2.setNumThreads(1)  # request threads and workers are parallel enough
     try:
-        app = create_app(settings)
+        app = create_app(settings, on_device_lost=_be_replaced)
+        if settings.tracing:
+            tracing.start(app)
         service = app.extensions["heatlens"]
         service.start()
+    except SettingsError as error:
+        logging.getLogger(__name__).critical("cannot start: %s", error)
+        sys.exit(_BOOT_FAILED)
     except KNOWN_ERRORS as error:
         logging.getLogger(__name__).critical(
             "cannot start (HEATLENS_DEFAULT_MODEL, HEATLENS_MODELS, HEATLENS_MODELS_DIR): %s", error
@@ -32,3 +39,8 @@ def application() -> Flask:
         sys.exit(_BOOT_FAILED)
     atexit.register(service.close)
     return app
+
+
+def _be_replaced() -> None:
+    """End this worker as gunicorn would: it answers whom it has, and the master starts another in its place."""
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -74,7 +74,7 @@ def predict(subject: Subject, inputs: Tensor) -> list[NDArray[np.float32] | Expl
     """Return each picture's scores `(K,)` float32 in logits, or its own error if they are not finite."""
     with torch.inference_mode():
         scores = subject.scores(inputs.clone()).float().cpu().numpy()
-    return [row if np.isfinite(row).all() else _non_finite_scores() for row in scores]
+    return [row.copy() if np.isfinite(row).all() else _non_finite_scores() for row in scores]
 
 
 def check_parameters(method: registry.Method, parameters: Mapping[str, object]) -> BaseModel:
@@ -113,11 +113,12 @@ def _answer(maps: Maps, rounds: Sequence[NDArray[np.float32]], picture: int) -> 
     if isinstance(scores, ExplainError):
         return scores
     gaps = [None] * len(scores) if maps.gaps is None else [float(gap[picture]) for gap in maps.gaps[: len(scores)]]
-    attributions = [Attribution(score, rounds[k][picture], gaps[k]) for k, score in enumerate(scores)]
+    # Copies: a view would keep the maps of the whole batch for as long as one picture's answer lives.
+    attributions = [Attribution(score, rounds[k][picture].copy(), gaps[k]) for k, score in enumerate(scores)]
     if not all(_is_finite(attribution) for attribution in attributions):
         msg = "The attribution holds NaN or infinity, although the scores are finite; try another method or layer."
         return NonFiniteMap(msg)
-    return Explanation(maps.scored.scores[picture].numpy(), attributions)
+    return Explanation(maps.scored.scores[picture].numpy().copy(), attributions)
 
 
 def _is_finite(attribution: Attribution) -> bool:

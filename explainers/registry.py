@@ -37,6 +37,8 @@ class Method:
     class_specific: bool = True
     """Whether the map depends on the target at all."""
     uses_gradients: bool = True
+    repeatable: bool = True
+    """Whether the same again gives the same map: not for a method that draws random numbers without a `seed`."""
     display_percentile: float = 100.0
     """The percentile of the positive map that is drawn at full heat: below 100 where single pixels stick out."""
 

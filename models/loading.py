@@ -3,11 +3,13 @@
 Everything that the answer depends on is verified here, so that a request can only fail for its own reasons.
 """
 
+import hashlib
 import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,11 @@ class LoadedModel:
     dtype: torch.dtype = torch.float32
     memory_format: torch.memory_format = torch.contiguous_format
     score_kind: ScoreKind = "logits"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of the specification and the weights: what has the same gives the same scores."""
+        return hashlib.sha256(f"{self.spec.model_dump_json()} {self.weights_sha256}".encode()).hexdigest()
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the scores (N, K) float32 of inputs (N, C, h, w) float32; differentiable.

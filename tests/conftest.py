@@ -73,8 +73,11 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def client(models_dir: Path) -> Iterator[FlaskClient]:
-    """A client of the app in this process, with the embedded model and the zoo."""
-    app = create_app(Settings(models_dir=models_dir, torch_threads=1, max_body_bytes=4 * 2**20))
+    """A client of the app in this process, with the embedded model and the zoo; every answer is computed."""
+    settings = Settings(
+        models_dir=models_dir, torch_threads=1, max_body_bytes=4 * 2**20, load_wait_s=60, result_cache_bytes=0
+    )
+    app = create_app(settings)
     service = app.extensions["heatlens"]
     service.start()
     yield app.test_client()

@@ -90,7 +90,7 @@ def test_every_setting_is_listed_with_its_default() -> None:
 
 
 def _shown(default: object) -> str:
-    return "" if default in ((), None) else str(default)
+    return "" if default in ((), None, {}) else str(default)
 
 
 def test_every_option_is_listed() -> None:
@@ -114,5 +114,5 @@ def test_every_route_is_listed(client: FlaskClient) -> None:
     routes = README.split("\n| route |", 1)[1].split("\n\n", 1)[0]
     for rule in client.application.url_map.iter_rules():
         shown = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
-        if shown.startswith(("/v1", "/healthz", "/readyz")):
+        if shown.startswith(("/v1", "/healthz", "/readyz", "/metrics")):
             assert shown in routes, shown

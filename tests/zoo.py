@@ -73,6 +73,61 @@ class Slow(Small):
         return super().forward(x)
 
 
+batches: list[int] = []
+"""How many pictures each run of `Crowded` and `Poisonable` was of."""
+
+
+class Crowded(Slow):
+    """Has memory for three pictures at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batches.append(len(x))
+        scores = super().forward(x)
+        if len(x) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.99 GiB.")
+        return scores
+
+
+class Poisonable(Slow):
+    """Raises for a batch with a bright picture in it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batches.append(len(x))
+        scores = super().forward(x)
+        if x.amin((1, 2, 3)).amax() > 0.9:
+            raise KeyError("a bug of the network")
+        return scores
+
+
+class LosesDevice(Small):
+    """Does to a bright picture what a GPU does whose assertion fails, and leaves a device that answers no more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.amin() > 0.9:
+            from app import devices
+
+            if x.amin() > 0.99:
+                devices.answers = lambda device: False
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        return super().forward(x)
+
+
+may_load = threading.Event()
+"""Set to let `SlowToLoad` be made."""
+may_load.set()
+loads: list[float] = []
+"""When a `SlowToLoad` was made."""
+
+
+class SlowToLoad(Small):
+    """Waits for the test before it is made."""
+
+    def __init__(self) -> None:
+        loads.append(time.monotonic())
+        may_load.wait()
+        super().__init__()
+
+
 class Sleepy(Small):
     """Takes 20 ms for every run, however many pictures it is of."""
 
@@ -142,6 +197,10 @@ _FILES = {
     "large": 'arch = "python:tests.zoo:TooLarge"',
     "broken": 'arch = "python:tests.zoo:Broken"',
     "slow": 'arch = "python:tests.zoo:Slow"',
+    "crowded": 'arch = "python:tests.zoo:Crowded"',
+    "poisonable": 'arch = "python:tests.zoo:Poisonable"',
+    "loses_device": 'arch = "python:tests.zoo:LosesDevice"',
+    "slow_to_load": 'arch = "python:tests.zoo:SlowToLoad"',
     "sleepy": 'arch = "python:tests.zoo:Sleepy"',
     "negative": 'arch = "python:tests.zoo:NegativeOnly"',
     "single": 'arch = "python:tests.zoo:Single"',

@@ -5,7 +5,7 @@ written out for all three.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flask_openapi3 import OpenAPI
@@ -13,6 +13,7 @@ from flask_openapi3.models import Schema
 from flask_openapi3.types import ResponseDict
 from pydantic import BaseModel
 
+from app.api.requests import TIMEOUT_HEADER
 from app.schemas.answers import Problem
 from app.schemas.checking import REPEATABLE
 
@@ -24,11 +25,33 @@ _PROBLEM = {
 PROBLEMS: ResponseDict = {"default": _PROBLEM, "422": _PROBLEM}
 """Responses of every route."""
 
+IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "description": "The `ETag` of an answer that the client has; if it would be the same again, 304 without a body.",
+    "schema": {"type": "string"},
+}
+_TIMEOUT = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Seconds from now that the client is willing to wait, 504 after them; the server's own limit holds "
+    "as well.",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+}
 
-def picture_operation(options: type[BaseModel], *, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+
+def picture_operation(
+    options: type[BaseModel],
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    headers: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """Return `parameters` and `requestBody` of a route that takes a picture and these options.
 
-    `parameters` are the JSON Schemas, by name, of what the methods take beside the options.
+    `parameters` are the JSON Schemas, by name, of what the methods take beside the options; `headers` are what the
+    route reads beside those that all such routes read.
     """
     own: dict[str, Any] = options.model_json_schema()["properties"]
     fields = {name: _field(field) for name, field in (own | dict(parameters or {})).items()}
@@ -45,7 +68,8 @@ def picture_operation(options: type[BaseModel], *, parameters: Mapping[str, Any]
                 "schema": field,
             }
             for name, field in fields.items()
-        ],
+        ]
+        + [_TIMEOUT, *headers],
         "requestBody": {
             "required": True,
             "description": "The picture: JPEG, PNG, WebP, BMP, TIFF or GIF.",
@@ -82,7 +106,8 @@ def picture_responses(answer: type[BaseModel], media_types: Iterable[str]) -> Re
     """Return the success response of a route that answers a JSON model or a binary format."""
     content: dict[str, Any] = {media_type: {"schema": _BINARY} for media_type in media_types}
     content["application/json"] = {"schema": {"$ref": f"#/components/schemas/{answer.__name__}"}}
-    return {"200": {"description": "The explanation.", "content": content}}
+    not_modified = {"description": "The client has this explanation: `If-None-Match` names its `ETag`."}
+    return {"200": {"description": "The explanation.", "content": content}, "304": not_modified}
 
 
 def components(*answers: type[BaseModel]) -> dict[str, Schema]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from http import HTTPStatus
 
 from flask import Response, g, request
 from flask_openapi3 import APIBlueprint, Tag
@@ -9,14 +10,15 @@ from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 from app.api.connection import require_client
-from app.api.documents import PROBLEMS, operation_id, picture_operation, picture_responses
-from app.api.requests import read_picture
-from app.drawing import MEDIA_TYPES, Drawing, prediction
+from app.api.documents import IF_NONE_MATCH, PROBLEMS, operation_id, picture_operation, picture_responses
+from app.api.requests import read_picture, read_timeout_s
+from app.drawing import MEDIA_TYPES, Drawn, draw, prediction
 from app.errors import NotAcceptable
-from app.schemas.answers import ExplainAnswer, MethodList, PredictAnswer
+from app.result_cache import ResultCache
+from app.schemas.answers import ExplainAnswer, MethodList, PredictAnswer, Timings
 from app.schemas.checking import check
 from app.schemas.options import ExplainOptions, Format, PredictOptions
-from app.service import Explained, Service
+from app.service import Service
 
 _PARAMETER = re.compile(r";\s*(?!q=)[^;,]*")
 """A parameter of a media type, such as `charset=utf-8`: what is offered has none."""
@@ -33,28 +35,31 @@ def blueprint(service: Service) -> APIBlueprint:
         abp_responses=PROBLEMS,
     )
     of_methods = service.catalogue.parameter_schemas()
+    results = ResultCache(service.settings.result_cache_bytes, service.metrics)
 
     def explain() -> Response:
-        """Explain a picture."""
+        """Explain a picture, unless the client has the answer, or somebody had it before."""
         data, raw = read_picture()
         options, parameters = check(ExplainOptions, raw, parameters=of_methods)
-        format_ = _format(options)
-        explained = service.explain(data, options, parameters, watch=require_client(request.environ))
-        drawing = Drawing(explained, options)
-        body = drawing.body(format_, g.request_id)
-        response = Response(body.content, content_type=body.media_type)
-        response.headers.update(drawing.headers)
-        response.headers["Server-Timing"] = _server_timing(explained, body.render_s)
-        response.headers["Vary"] = "Accept"
-        if format_ != "json":
-            response.set_etag(hashlib.sha256(body.content).hexdigest()[:32])
-        return response
+        format_, timeout_s = _format(options), read_timeout_s()
+        picture = hashlib.sha256(data).hexdigest()
+        key = results.key(service.identity(options, parameters), picture, options, format_)
+        if _client_has(key):
+            return _tagged(Response(status=HTTPStatus.NOT_MODIFIED), key, format_)
+        if drawn := results.get(key):
+            return _tagged(_response(drawn, None), key, format_)
+        watch = require_client(request.environ)
+        explained = service.explain(data, options, parameters, timeout_s=timeout_s, watch=watch)
+        drawn, timings = draw(explained, options, format_)
+        key = results.key(explained.identity, picture, options, format_)  # of the model that did answer
+        results.put(key, drawn)
+        return _tagged(_response(drawn, timings), key, format_)
 
-    operation = picture_operation(ExplainOptions, parameters=of_methods)
+    operation = picture_operation(ExplainOptions, parameters=of_methods, headers=[IF_NONE_MATCH])
     api.post(
         "/explain",
         description="Returns a heatmap of where the model saw evidence for a class, as picture, array or JSON. "
-        "The option `format`, else the `Accept` header, decides which.",
+        "The option `format`, else the `Accept` header, decides which. The same again has the same `ETag`.",
         openapi_extensions=operation,
         responses=picture_responses(ExplainAnswer, MEDIA_TYPES.values()),
     )(explain)
@@ -65,7 +70,8 @@ def blueprint(service: Service) -> APIBlueprint:
         """Classify a picture: the most probable classes and their scores."""
         data, raw = read_picture()
         options, _ = check(PredictOptions, raw)
-        answer = prediction(service.predict(data, options), options, g.request_id)
+        seen = service.predict(data, options, timeout_s=read_timeout_s(), watch=require_client(request.environ))
+        answer = prediction(seen, options, g.request_id)
         return Response(answer.model_dump_json(), content_type="application/json")
 
     operation = picture_operation(PredictOptions)
@@ -95,7 +101,35 @@ def _format(options: ExplainOptions) -> Format:
     return offered[best]
 
 
-def _server_timing(explained: Explained, render_s: float) -> str:
-    timings = explained.timings
-    parts = {"decode": timings.decode, "queue": timings.queue, "model": timings.model, "render": render_s}
-    return ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in parts.items())
+def _client_has(key: str | None) -> bool:
+    """Whether `If-None-Match` names the answer; `*` names none.
+
+    RFC 9110 has 304 for GET and HEAD alone, because other methods change what they are sent to. Here nothing is
+    changed and the same again is answered the same: it is a POST only because a picture does not fit into a URL.
+    """
+    return key in request.if_none_match.as_set(include_weak=True)
+
+
+def _response(drawn: Drawn, timings: Timings | None) -> Response:
+    """Return an answer; without timings it is one that was there already, which took no time."""
+    spent = timings or Timings(decode=0, queue=0, model=0, render=0)
+    response = Response(drawn.body(g.request_id, spent), content_type=drawn.media_type)
+    response.headers.update(drawn.headers)
+    parts = ["cache;desc=hit"] if timings is None else []
+    parts += [f"{name};dur={seconds * 1000:.2f}" for name, seconds in spent]
+    response.headers["Server-Timing"] = ", ".join(parts)
+    return response
+
+
+def _tagged(response: Response, key: str | None, format_: Format) -> Response:
+    """Give an answer what the client needs to ask for it again.
+
+    The tag is made of what was asked, so that a rounding that differs between two runs does not change it. JSON
+    differs in its request id and timings, so its tag is a weak one. Nobody on the way may keep an answer, which
+    shows the client's picture; the client may, but asks each time.
+    """
+    response.headers["Vary"] = "Accept"
+    response.headers["Cache-Control"] = "private, no-cache"
+    if key is not None:
+        response.set_etag(key, weak=format_ == "json")
+    return response

@@ -52,9 +52,10 @@ def blueprint(service: Service) -> APIBlueprint:
 
     @api.post("/models/<path:model>/load", responses={200: ModelDetail})
     def load(path: ModelPath) -> Response:
-        """Load a model, if the operator allows it (HEATLENS_MODEL_ADMIN)."""
+        """Load a model, if the operator allows it (HEATLENS_MODEL_ADMIN); 503 while that still takes its time."""
         _require_admin(service)
-        service.hosts.ready(path.model)
+        with service.hosts.using(path.model, timeout_s=service.settings.request_timeout_s):
+            pass
         return _json(service.catalogue.model(path.model))
 
     @api.post("/models/<path:model>/unload", responses={200: ModelDetail})

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import math
 import re
 from typing import Any
 
@@ -15,6 +16,8 @@ from app.schemas.checking import REPEATABLE, from_text
 
 _RAW = frozenset({"", "application/octet-stream", "application/x-www-form-urlencoded"})
 """Types of raw bodies beside `image/*`: the last is what `curl --data-binary` says of any file."""
+
+TIMEOUT_HEADER = "X-Request-Deadline-S"
 
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _WAYS = 'Send the picture as the raw body, as multipart part `image`, or as JSON {"image": {"base64": ...}}.'
@@ -46,6 +49,21 @@ def read_picture() -> tuple[bytes, dict[str, Any]]:
         msg = f"{twice[0]} is given in the query and in the body; give it once."
         raise BadOption(msg, field=twice[0])
     return data, query | options
+
+
+def read_timeout_s() -> float | None:
+    """Return for how many seconds from now the client is willing to wait, if it says so."""
+    text = request.headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        msg = f"{TIMEOUT_HEADER} is {text[:100]!r}; it has to be a positive number of seconds, such as 2.5."
+        raise BadOption(msg, field=TIMEOUT_HEADER)
+    return seconds
 
 
 def _body() -> bytes:

@@ -1,6 +1,20 @@
 """The engine: jobs go in, each gets exactly one answer. Standard library only; it knows no torch."""
 
-from app.engine.errors import DeadlineExceeded, EngineError, QueueFull, ShuttingDown
-from app.engine.owner import Job, Owner, Report, Watch
+from app.engine.admission import Admission
+from app.engine.errors import DeadlineExceeded, DeviceLost, EngineError, NotReady, QueueFull, ShuttingDown
+from app.engine.job import Job, Watch
+from app.engine.owner import Owner, Report
 
-__all__ = ["DeadlineExceeded", "EngineError", "Job", "Owner", "QueueFull", "Report", "ShuttingDown", "Watch"]
+__all__ = [
+    "Admission",
+    "DeadlineExceeded",
+    "DeviceLost",
+    "EngineError",
+    "Job",
+    "NotReady",
+    "Owner",
+    "QueueFull",
+    "Report",
+    "ShuttingDown",
+    "Watch",
+]

@@ -15,9 +15,15 @@ class EngineError(Exception):
 
 
 class QueueFull(EngineError):
-    """Too many requests wait for this model already (`limit`, `retry_after_s`)."""
+    """Too many requests are being worked on or wait already (`limit`, `retry_after_s`)."""
 
     code = "queue_full"
+
+
+class NotReady(EngineError):
+    """The model is still being loaded (`retry_after_s`)."""
+
+    code = "model_loading"
 
 
 class DeadlineExceeded(EngineError):
@@ -30,3 +36,9 @@ class ShuttingDown(EngineError):
     """The model, or the service, is being shut down."""
 
     code = "shutting_down"
+
+
+class DeviceLost(EngineError):
+    """The device failed for good; the process is about to be replaced (`retry_after_s`)."""
+
+    code = "device_lost"

@@ -1,98 +1,38 @@
 """One thread owns one thing (a loaded model), and nobody else touches it."""
 
 import logging
-import math
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future, wait
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal
 
-from app.engine.errors import DeadlineExceeded, QueueFull, ShuttingDown
+from app.engine.batcher import Batcher
+from app.engine.errors import DeviceLost, NotReady, ShuttingDown
+from app.engine.job import Job, P, R
 
-P = TypeVar("P")
-R = TypeVar("R")
 Report = Callable[[int, int], None]
 """Called between two steps of long work with how many are done, and of how many; what it raises ends the work."""
 Run = Callable[[Hashable, Sequence[P], Report], Sequence[R | Exception]]
 """Answers payloads that share a key, one answer each, an exception where an item fails alone."""
-Watch = Callable[["Job[Any, Any]"], None]
-"""Called now and then while somebody waits for a job; what it raises ends the wait, and the job is abandoned."""
 
-_WATCH_S = 0.2
+_RETRY_LOADING_S = 5
 _log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "failed", "closed"]
 
 
-class Job(Generic[P, R]):
-    """A payload on its way, and later its answer.
-
-    `deadline` is a reading of the owner's clock, in seconds. `progress` is how many steps are done, and of how many,
-    once the work has reported any.
-    """
-
-    def __init__(self, key: Hashable, payload: P, *, deadline: float, clock: Callable[[], float]) -> None:
-        self.key = key
-        self.payload = payload
-        self.deadline = deadline
-        self.future: Future[R] = Future()
-        self.accepted = clock()
-        self.started = self.finished = math.nan
-        self.progress: tuple[int, int] | None = None
-        self._abandoned = False
-        self._clock = clock
-
-    @property
-    def queue_s(self) -> float:
-        """Seconds it waited."""
-        return self.started - self.accepted
-
-    @property
-    def run_s(self) -> float:
-        """Seconds it ran."""
-        return self.finished - self.started
-
-    def result(self, watch: Watch | None = None) -> R:
-        """Wait for the answer; raise the item's own error, or `DeadlineExceeded`.
-
-        Whoever stops waiting, because of the deadline, of what `watch` raises, or of Ctrl-C, abandons the job.
-        """
-        try:
-            while not self.future.done():
-                left_s = self.deadline - self._clock()
-                if left_s <= 0:
-                    raise _too_late(self.progress)
-                wait([self.future], timeout=min(left_s, _WATCH_S) if watch else left_s)
-                if watch:
-                    watch(self)
-        except BaseException:
-            self.abandon()
-            raise
-        return self.future.result()
-
-    def abandon(self) -> None:
-        """Say that nobody waits any more: the job is dropped, or, if it runs, ended at its next report."""
-        self._abandoned = True
-        self.future.cancel()
-
-    def report(self, done: int, total: int) -> None:
-        """Note the progress. Raises `CancelledError` or `DeadlineExceeded` where the answer would come too late."""
-        self.progress = (done, total)
-        if self._abandoned:
-            raise CancelledError
-        if self._clock() > self.deadline:
-            raise _too_late(self.progress)
-
-
 class Owner(Generic[P, R]):
-    """A thread with a bounded queue.
+    """A thread that answers jobs in batches.
 
     `prepare` runs first, in the thread (loading the model), and returns the function that answers payloads there.
-    A job that is accepted gets exactly one answer: its result, its own error, `DeadlineExceeded`, `ShuttingDown`,
-    or what `prepare` raised.
+    A job that is accepted gets exactly one answer: its result, its own error, `DeadlineExceeded`, `CancelledError`,
+    `ShuttingDown`, `DeviceLost`, or what `prepare` raised. A batch whose run raises is run once more, item by item,
+    so that one bad item fails alone.
+
+    `batch_size(key)` is how many may run together. After a batch, `wait_s` seconds at most are waited for the next
+    to fill; a job that comes while the thread idles runs at once. `ran(key, jobs, seconds)` hears of every batch.
     """
 
     def __init__(
@@ -100,62 +40,59 @@ class Owner(Generic[P, R]):
         name: str,
         prepare: Callable[[], Run[P, R]],
         *,
-        capacity: int,
+        batch_size: Callable[[Hashable], int] = lambda key: 1,
+        wait_s: float = 0.0,
+        ran: Callable[[Hashable, Sequence[Job[P, R]], float], None] = lambda key, jobs, seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.ready: Future[None] = Future()
-        self._capacity = capacity
+        self.seconds_each = 0.0
+        """What a job took lately, its share of its batch."""
+        self._waiting: Batcher[P, R] = Batcher(batch_size)
+        self._running: Sequence[Job[P, R]] = ()
+        self._wait_s = wait_s
+        self._ran = ran
         self._clock = clock
-        self._jobs: deque[Job[P, R]] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._mean_run_s = 0.0
-        self._waiting_for_ready = 0
+        self._lost: DeviceLost | None = None
         self._thread = threading.Thread(target=self._work, args=(prepare,), name=f"owner-{name}", daemon=True)
         self._thread.start()
 
     @property
     def state(self) -> State:
         """What a newcomer would meet."""
+        if self._lost:
+            return "failed"
         if self._closed:
             return "closed"
         if not self.ready.done():
             return "loading"
         return "failed" if self.ready.exception() else "ready"
 
-    @property
-    def waiting(self) -> int:
-        """How many jobs wait."""
-        return len(self._jobs)
+    def submit(self, key: Hashable, payload: P, *, timeout_s: float, limit: str = "its time") -> Job[P, R]:
+        """Accept a payload, or raise `ShuttingDown`, `DeviceLost`, or what `prepare` raised.
 
-    def submit(self, key: Hashable, payload: P, *, timeout_s: float) -> Job[P, R]:
-        """Accept a payload, or raise `QueueFull`, `ShuttingDown`, or what `prepare` raised."""
+        `limit` says, in the error of a job that is too late, what the time was and who set it.
+        """
         with self._changed:
             self._raise_failure()
             if self._closed:
                 raise _closing(self.name)
-            if len(self._jobs) >= self._capacity:  # who gave up waiting holds no place
-                self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
-            if len(self._jobs) >= self._capacity:
-                raise self._full()
-            job: Job[P, R] = Job(key, payload, deadline=self._clock() + timeout_s, clock=self._clock)
-            self._jobs.append(job)
+            deadline = self._clock() + timeout_s
+            job: Job[P, R] = Job(
+                key, payload, deadline=deadline, limit=limit, clock=self._clock, withdraw=self._withdraw
+            )
+            self._waiting.add(job)
             self._changed.notify()
         return job
 
     def wait_until_ready(self, *, timeout_s: float | None) -> None:
-        """Wait for `prepare`; raise what it raised, `DeadlineExceeded`, or `QueueFull` where too many wait already."""
-        with self._changed:
-            if self._waiting_for_ready >= self._capacity and not self.ready.done():
-                raise self._full()
-            self._waiting_for_ready += 1
-        try:
-            if not wait([self.ready], timeout=timeout_s).done:
-                raise _too_late(None)
-        finally:
-            with self._changed:
-                self._waiting_for_ready -= 1
+        """Wait for `prepare`; raise what it raised, or `NotReady` where it takes longer than `timeout_s`."""
+        if not wait([self.ready], timeout=timeout_s).done:
+            msg = f"Model {self.name!r} is being loaded; try again in {_RETRY_LOADING_S} s."
+            raise NotReady(msg, retry_after_s=_RETRY_LOADING_S)
         self._raise_failure()
 
     def stop_accepting(self) -> None:
@@ -165,10 +102,19 @@ class Owner(Generic[P, R]):
             self._changed.notify()
 
     def close(self, *, grace_s: float) -> None:
-        """Take no more jobs, wait `grace_s` seconds at most for those accepted, and refuse what still waits then."""
+        """Take no more jobs, wait `grace_s` seconds at most for those accepted, and then refuse the rest.
+
+        What runs then is told to end at its next report.
+        """
         self.stop_accepting()
         self._thread.join(grace_s)
-        self._refuse_waiting(_closing(self.name))
+        self._refuse(_closing(self.name))
+
+    def lose(self, error: DeviceLost) -> None:
+        """Answer whatever was accepted with the error, now and from now on."""
+        self._lost = error
+        self.stop_accepting()
+        self._refuse(error)
 
     def _work(self, prepare: Callable[[], Run[P, R]]) -> None:
         try:
@@ -180,67 +126,98 @@ class Owner(Generic[P, R]):
             error = error.with_traceback(None)  # it would hold this frame, which does not end before the error is told
             with self._changed:
                 self.ready.set_exception(error)
-            self._refuse_waiting(error)
+            self._refuse(error)
             return
         self.ready.set_result(None)
-        while (job := self._next()) is not None:
-            if self._begin(job):
-                self._end(job, _outcome(run, job))
-            del job  # nothing of it is kept while the thread waits for the next
+        while jobs := self._take():
+            self._end(jobs, _outcomes(run, jobs, self._clock))
+            del jobs  # nothing of them is kept while the thread waits for the next
 
-    def _next(self) -> Job[P, R] | None:
+    def _take(self) -> Sequence[Job[P, R]]:
+        """Wait for the next batch, which runs then; empty when all is done and no more will come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._closed)
-            return self._jobs.popleft() if self._jobs else None
+            self._running = ()
+            patience_ends = self._clock() + self._wait_s
+            while not (batch := self._waiting.take(self._clock(), patience_ends=patience_ends)):
+                if self._waiting:
+                    self._changed.wait(patience_ends - self._clock())
+                elif self._closed:
+                    return ()
+                else:
+                    self._changed.wait()
+                    patience_ends = self._clock()  # nothing ran meanwhile, so what came is not kept waiting
+            self._running = batch
+            started = self._clock()
+            for job in batch:
+                job.started = started
+        return batch
 
-    def _begin(self, job: Job[P, R]) -> bool:
-        """Say whether somebody still waits for the job."""
-        job.started = self._clock()
-        if not job.future.set_running_or_notify_cancel():
-            return False
-        if job.started > job.deadline:
-            job.future.set_exception(_too_late(None))
-            return False
-        return True
+    def _end(self, jobs: Sequence[Job[P, R]], outcomes: Sequence[R | Exception]) -> None:
+        finished = self._clock()
+        for job in jobs:
+            job.finished = finished
+        run_s = jobs[0].run_s
+        self.seconds_each += 0.2 * (run_s / len(jobs) - self.seconds_each)
+        self._ran(jobs[0].key, jobs, run_s)
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                _forget_work(outcome)
+            job.answer(outcome)
 
-    def _end(self, job: Job[P, R], answer: R | Exception) -> None:
-        job.finished = self._clock()
-        self._mean_run_s += 0.2 * (job.run_s - self._mean_run_s)
-        if isinstance(answer, Exception):
-            _forget_work(answer)
-            job.future.set_exception(answer)
-        else:
-            job.future.set_result(answer)
+    def _withdraw(self, job: Job[P, R]) -> None:
+        with self._changed:
+            self._waiting.discard(job)
 
     def _raise_failure(self) -> None:
         """Raise what `prepare` raised; every caller adds its own frames to the one exception, none keeps them."""
-        if self.ready.done() and (error := self.ready.exception()):
+        error = self._lost or (self.ready.exception() if self.ready.done() else None)
+        if error:
             raise error.with_traceback(None)
 
-    def _refuse_waiting(self, error: Exception) -> None:
+    def _refuse(self, error: Exception) -> None:
         with self._changed:
-            waiting, self._jobs = self._jobs, deque()
-        for job in waiting:
-            if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(error)
-
-    def _full(self) -> QueueFull:
-        waiting = max(len(self._jobs), self._waiting_for_ready)
-        retry_after_s = max(1, math.ceil(self._mean_run_s * waiting))
-        msg = (
-            f"{waiting} requests are waiting for model {self.name!r}, the limit (HEATLENS_QUEUE_SIZE); "
-            f"try again in {retry_after_s} s."
-        )
-        return QueueFull(msg, limit=self._capacity, retry_after_s=retry_after_s)
+            refused = [*self._running, *self._waiting.clear()]
+        for job in refused:
+            job.answer(error)
 
 
-def _outcome(run: Run[P, R], job: Job[P, Any]) -> R | Exception:
-    """Return the answer or the error; in a frame of its own, which has ended and can be emptied afterwards."""
+def _outcomes(run: Run[P, R], jobs: Sequence[Job[P, Any]], clock: Callable[[], float]) -> Sequence[R | Exception]:
+    """Return an outcome for each job: of all together, or, if that raises, of each alone."""
+    together = _attempt(run, jobs, clock)
+    if not isinstance(together, Exception):
+        return together
+    if len(jobs) == 1 or isinstance(together, CancelledError | DeviceLost):
+        return [together] * len(jobs)
+    _forget_work(together)
+    _log.info("a batch of %d failed and is run item by item: %r", len(jobs), together)
+    outcomes: list[R | Exception] = []
+    for job in jobs:
+        alone = CancelledError() if job.is_lost(clock()) else _attempt(run, [job], clock)
+        outcomes += [alone] if isinstance(alone, Exception) else alone
+    return outcomes
+
+
+def _attempt(
+    run: Run[P, R], jobs: Sequence[Job[P, Any]], clock: Callable[[], float]
+) -> Sequence[R | Exception] | Exception:
+    """Return the answers or the error; in a frame of its own, which has ended and can be emptied afterwards."""
+
+    def report(done: int, total: int) -> None:
+        """Note the progress. Raises `CancelledError` where nobody waits for any of the jobs any more."""
+        now = clock()
+        for job in jobs:
+            job.progress = (done, total)
+        lost = [job.is_lost(now) for job in jobs]  # all are asked: each is told there that it is too late
+        if all(lost):
+            raise CancelledError
+
     try:
-        (answer,) = run(job.key, [job.payload], job.report)
+        answers = run(jobs[0].key, [job.payload for job in jobs], report)
+        if len(answers) != len(jobs):
+            return RuntimeError(f"{len(answers)} answers came for {len(jobs)} payloads")
     except BaseException as raised:  # noqa: BLE001 - the thread outlives any job; the error is the job's answer
         return _harmless(raised)
-    return answer
+    return answers
 
 
 def _forget_work(error: Exception) -> None:
@@ -267,15 +244,6 @@ def _forget_work(error: Exception) -> None:
 def _harmless(raised: BaseException) -> Exception:
     """Return an error that others may raise: `SystemExit` of foreign code would end whoever asks for the answer."""
     return raised if isinstance(raised, Exception) else RuntimeError(f"foreign code raised {raised!r}")
-
-
-def _too_late(progress: tuple[int, int] | None) -> DeadlineExceeded:
-    msg = "The request was not answered within its time (HEATLENS_REQUEST_TIMEOUT_S)"
-    if progress is None:
-        return DeadlineExceeded(f"{msg}.")
-    done, total = progress
-    what_helps = "ask for fewer samples, steps or targets, take a cheaper method, or have the time raised"
-    return DeadlineExceeded(f"{msg}; {done} of {total} steps were done: {what_helps}.", done=done, total=total)
 
 
 def _closing(name: str) -> ShuttingDown:

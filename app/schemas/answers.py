@@ -97,7 +97,10 @@ class ExplanationAnswer(Answer):
 
 
 class Timings(Answer):
-    """Where the time went, in seconds. `decode` includes preprocessing; `queue` includes loading the model."""
+    """Where the time went, in seconds. `decode` includes preprocessing; `queue` includes loading the model.
+
+    All are 0 for an answer that was there already.
+    """
 
     decode: float
     queue: float
@@ -105,16 +108,21 @@ class Timings(Answer):
     render: float
 
 
-class ExplainAnswer(Answer):
-    """Answer of `POST /v1/explain` with `format=json`."""
+class ExplainFacts(Answer):
+    """What everybody is answered who asks the same."""
 
-    request_id: str
     model: ModelRef
     method: MethodRef
     layers: list[str]
     image: ImageInfo
     predictions: list[Prediction]
     explanations: list[ExplanationAnswer]
+
+
+class ExplainAnswer(ExplainFacts):
+    """Answer of `POST /v1/explain` with `format=json`."""
+
+    request_id: str
     timings_s: Timings
 
 
@@ -133,7 +141,11 @@ class ModelSummary(Answer):
 
     name: str
     default: bool
-    state: Literal["not_loaded", "loading", "ready", "failed", "closed"]
+    state: Literal["not_loaded", "loading", "ready", "failed", "closed"] = Field(
+        description="Where it stands in the worker that answers; each worker loads models for itself."
+    )
+    device: str | None = Field(description="Where it is loaded; null where it is not.")
+    size_bytes: int | None = Field(description="Memory of its parameters and buffers; null where it is not loaded.")
     weights: Literal["present", "missing", "random"] = Field(
         description="missing: the operator has not fetched them; a request for this model is refused."
     )
@@ -160,7 +172,6 @@ class ModelDetail(ModelSummary):
     classes: int | None
     default_layer: str | None
     weights_sha256: str | None
-    device: str | None
 
 
 class LayerRow(Answer):

@@ -162,11 +162,11 @@ def test_a_long_method_with_its_parameters(tmp_path: Path) -> None:
 def test_a_bar_shows_the_steps_of_long_work_and_none_that_of_short(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr("app.console._err", Console(file=terminal, force_terminal=True, width=80))
-    job: Job[int, int] = Job("k", 0, deadline=1, clock=lambda: 0)
+    job: Job[int, int] = Job("k", 0, deadline=1, limit="its time", clock=lambda: 0)
     for _, watch in watched(["cat.jpg"], "explaining"):
         watch(job)
         assert "/" not in terminal.getvalue()
-        job.report(30, 200)
+        job.progress = (30, 200)
         watch(job)
         assert "30/200" in terminal.getvalue()
         assert "explaining" not in terminal.getvalue()  # one picture needs no bar of pictures

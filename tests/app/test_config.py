@@ -65,5 +65,54 @@ def test_a_containers_quota_bounds_the_workers(
     assert Settings(device="cpu").worker_count == workers
 
 
+def test_workers_are_fewer_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(6)))
+    monkeypatch.setattr("app.config._CPU_QUOTA", Path("/nowhere"))
+    monkeypatch.setattr("app.config._MEMORY_LIMIT", tmp_path / "memory.max")
+    for limit, workers, threads in (("max", 6, 1), (str(3 * 2**30 + 5), 3, 2), (str(2**29), 1, 6)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        settings = Settings(device="cpu")
+        assert (settings.worker_count, settings.torch_thread_count) == (workers, threads)
+    assert Settings(device="cpu", workers=4).worker_count == 4
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "devices"),
+    [
+        ("cpu", "0,1", ("cpu",)),
+        ("auto", "0,1", ("cuda:0", "cuda:1")),
+        ("cuda", "3,5,6", ("cuda:0", "cuda:1", "cuda:2")),
+        ("auto", "", ("cpu",)),
+        ("auto", "-1", ("cpu",)),
+        ("cuda", "", ("cuda:0",)),  # and the worker says that it is not there
+        ("cuda:1,cuda:3", "0", ("cuda:1", "cuda:3")),
+    ],
+)
+def test_one_worker_for_each_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, visible: str, devices: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    settings = Settings(device=device)
+    assert settings.devices == devices
+    if devices != ("cpu",):
+        assert settings.worker_count == len(devices)
+
+
+@pytest.mark.parametrize("device", ["cuda:0,cpu", "cuda:", "cuda:0;cuda:1", "cuda,cuda:0", "gpu"])
+def test_a_device_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setenv("HEATLENS_DEVICE", device)
+    with pytest.raises(SettingsError, match="HEATLENS_DEVICE="):
+        load_settings()
+
+
+def test_methods_may_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEATLENS_METHOD_TIMEOUTS_S", "rise=120, scorecam=90.5,")
+    assert load_settings().method_timeouts_s == {"rise": 120.0, "scorecam": 90.5}
+    for wrong in ("rise", "rise=", "rise=0", "rise=soon", "rise=3600"):
+        monkeypatch.setenv("HEATLENS_METHOD_TIMEOUTS_S", wrong)
+        with pytest.raises(SettingsError, match="HEATLENS_METHOD_TIMEOUTS_S="):
+            load_settings()
+
+
 def test_every_setting_says_what_it_is() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []

@@ -11,7 +11,8 @@ import pytest
 from app.config import Settings
 from app.engine import ShuttingDown
 from app.errors import ModelFailed
-from app.hosting import Host, Hosts, Payload
+from app.hosting import Host, Payload
+from app.hosts import Hosts
 from explainers import Explanation, Target
 from explainers.errors import LayerNotSpatial, UnknownLayer
 from models import ModelError, Registry
@@ -50,13 +51,13 @@ def test_the_default_layer_is_found_and_its_map_is_not_empty(
     raw = explain(host, [layer]).attributions[0].raw
     assert raw.shape == grid
     assert raw.any()
-    hosts.close()
+    hosts.close(grace_s=60)
 
 
 def test_a_branch_that_the_score_does_not_depend_on_is_passed_over(models_dir: Path) -> None:
     hosts = Hosts(Registry(models_dir), Settings(torch_threads=1))
     assert hosts.ready("branch").default_layer == "second"
-    hosts.close()
+    hosts.close(grace_s=60)
 
 
 def test_a_network_that_takes_one_picture_at_a_time_is_loaded_and_explained(models_dir: Path) -> None:
@@ -67,7 +68,7 @@ def test_a_network_that_takes_one_picture_at_a_time_is_loaded_and_explained(mode
     picture = np.random.default_rng(0).standard_normal((3, 32, 32)).astype(np.float32)
     job = host.explain(Payload(picture, (Target(),)), method="rise", layers=[], parameters=RISE, timeout_s=60)
     assert job.result().attributions[0].raw.any()
-    hosts.close()
+    hosts.close(grace_s=60)
 
 
 def test_a_network_without_a_derivative_is_explained_by_what_needs_none(models_dir: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_network_without_a_derivative_is_explained_by_what_needs_none(models_d
         ModelFailed, match="Running model 'no_derivative' raised RuntimeError; the server's log says where"
     ):
         host.explain(payload, method="saliency", layers=[], parameters={}, timeout_s=60).result()
-    hosts.close()
+    hosts.close(grace_s=60)
 
 
 def test_a_layer_without_a_grid_is_refused_and_a_misspelt_default_stops_the_load(tmp_path: Path) -> None:
@@ -98,11 +99,11 @@ def test_a_layer_without_a_grid_is_refused_and_a_misspelt_default_stops_the_load
     flat = next(layer for layer in host.layers if layer.layout is None and layer.shape and len(layer.shape) == 4)
     with pytest.raises(LayerNotSpatial, match="no spatial grid was found"):
         explain(host, [flat.name])
-    hosts.close()
+    hosts.close(grace_s=60)
     hosts = Hosts(model(tmp_path, 'arch = "torchvision:resnet18"\nlayer = "layer44"'), Settings(torch_threads=1))
     with pytest.raises(UnknownLayer, match="layer4"):
         hosts.ready("m")
-    hosts.close()
+    hosts.close(grace_s=60)
 
 
 def test_a_failed_load_is_remembered_for_a_while_and_costs_no_loaded_model(models_dir: Path, tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_a_failed_load_is_remembered_for_a_while_and_costs_no_loaded_model(model
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "broken.toml").write_text('arch = "torchvision:resnet18"\nweights = "broken.pth"')
     (tmp_path / "broken.pth").write_bytes(b"not weights")
-    hosts = Hosts(Registry(tmp_path), Settings(torch_threads=1, default_model="small", max_loaded_models=1))
+    hosts = Hosts(Registry(tmp_path), Settings(torch_threads=1, default_model="small", model_memory_bytes=5100))
     good = hosts.ready("binary")
     with pytest.raises(ModelError):
         hosts.ready("broken")
@@ -119,7 +120,7 @@ def test_a_failed_load_is_remembered_for_a_while_and_costs_no_loaded_model(model
         hosts.ready("broken")
     assert hosts.peek("broken") is broken
     assert hosts.ready("binary") is good
-    hosts.close()
+    hosts.close(grace_s=60)
     with pytest.raises(ShuttingDown):
         hosts.get("binary")
 
@@ -127,7 +128,7 @@ def test_a_failed_load_is_remembered_for_a_while_and_costs_no_loaded_model(model
 def test_a_layer_named_in_the_model_file_is_the_default(tmp_path: Path) -> None:
     hosts = Hosts(model(tmp_path, 'arch = "torchvision:resnet18"\nlayer = "layer3"'), Settings(torch_threads=1))
     assert hosts.ready("m").default_layer == "layer3"
-    hosts.close()
+    hosts.close(grace_s=60)
 
 
 def test_an_unloaded_model_leaves_the_memory_and_its_thread_ends(models_dir: Path) -> None:
@@ -141,4 +142,4 @@ def test_an_unloaded_model_leaves_the_memory_and_its_thread_ends(models_dir: Pat
     assert not thread.is_alive()
     gc.collect()
     assert module() is None
-    hosts.close()
+    hosts.close(grace_s=60)

@@ -16,6 +16,7 @@ from torch import nn
 
 from app.config import Settings
 from app.hosting import Host, Payload
+from app.metrics import Metrics
 from benchmarks._placing import PLACES, answers, found_again
 from explainers import Target
 from models import ModelSpec
@@ -31,7 +32,7 @@ SMALL = (128, 160)  # not square, so that swapped axes show; a fifth of the usua
 def hosted(arch: str, size: tuple[int, int] | None = None, **options: Any) -> Iterator[Host]:
     preprocess = Preprocess(input_size=size, mean=(0.5,) * 3, std=(0.25,) * 3) if size else None
     spec = ModelSpec(name="m", arch=arch, arch_options=options, weights=RandomWeights(), preprocess=preprocess)
-    host = Host(spec, Settings(torch_threads=1), may_download=False)
+    host = Host(spec, Settings(torch_threads=1), Metrics(), may_download=False)
     try:
         host.owner.wait_until_ready(timeout_s=None)
         yield host

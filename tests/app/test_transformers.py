@@ -10,7 +10,8 @@ from flask.testing import FlaskClient
 import explainers
 from app import create_app
 from app.config import Settings
-from app.hosting import Host, Hosts, Payload
+from app.hosting import Host, Payload
+from app.hosts import Hosts
 from explainers import Target
 from explainers.errors import MethodNotApplicable
 from models import Registry
@@ -31,9 +32,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("models")
     for name in (*LOOKS_AT_ALL_TOKENS, *OTHERS):
         (folder / f"{name}.toml").write_text(FILE.format(name=name))
-    hosts = Hosts(Registry(folder), Settings(torch_threads=1, default_model="vit", max_loaded_models=20))
+    hosts = Hosts(Registry(folder), Settings(torch_threads=1, default_model="vit", model_memory_bytes=2**33))
     yield hosts
-    hosts.close()
+    hosts.close(grace_s=60)
 
 
 def raw(host: Host, method: str) -> np.ndarray:

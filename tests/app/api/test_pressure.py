@@ -21,14 +21,20 @@ from tests import zoo
 
 @pytest.fixture
 def pressed(models_dir: Path) -> Iterator[FlaskClient]:
-    """An app with one place in the queue, a short deadline, `small` as default, and room for two models beside it."""
+    """An app with two places at each model, a short deadline, `small` as default, and memory for 7630 bytes of models.
+
+    `small` and `nan` take 2576 bytes: 4 x (3 x 6 x 9 + 6 + 6 x 8 x 9 + 8 + 8 x 4 + 4); `binary`, with one output, 2468;
+    `negative` 16. Together they are 7636.
+    """
     settings = Settings(
         models_dir=models_dir,
         default_model="small",
         torch_threads=1,
-        queue_size=1,
-        max_loaded_models=2,
+        queue_size=2,
+        model_memory_bytes=7630,
         request_timeout_s=5,
+        load_wait_s=60,
+        result_cache_bytes=0,
     )
     app = create_app(settings)
     service = app.extensions["heatlens"]
@@ -54,11 +60,11 @@ def test_a_full_queue_is_503_with_retry_after_and_everyone_accepted_is_answered(
         running = pool.submit(explain, app.test_client(), cat, "slow")
         zoo.slow_is_running.wait(10)
         waiting = pool.submit(explain, app.test_client(), cat, "slow")
-        owner = app.extensions["heatlens"].hosts.peek("slow").owner
-        while owner.waiting == 0:
+        hosts = app.extensions["heatlens"].hosts
+        while hosts.inside < 2:
             assert not waiting.done(), waiting.result()
         status, problem, retry_after = explain(pressed, cat, "slow")
-        assert (status, problem["code"], problem["limit"]) == (503, "queue_full", 1)
+        assert (status, problem["code"], problem["limit"]) == (503, "queue_full", 2)
         assert retry_after is not None
         assert int(retry_after) >= 1
         assert explain(pressed, cat, "small")[0] == 200  # another model is not affected

@@ -115,7 +115,7 @@ def test_the_openapi_document_is_valid_and_names_every_route(client: FlaskClient
     rules = {
         re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
         for rule in client.application.url_map.iter_rules()
-        if rule.rule.startswith(("/v1", "/healthz", "/readyz"))
+        if rule.rule.startswith(("/v1", "/healthz", "/readyz", "/metrics"))
     }
     assert set(document["paths"]) == rules
     operation = document["paths"]["/v1/explain"]["post"]

@@ -56,7 +56,7 @@ def work() -> Stepwise:
 
 @pytest.fixture
 def owner(clock: Clock, work: Stepwise) -> Iterator[Owner[int, int]]:
-    owner: Owner[int, int] = Owner("m", lambda: work, capacity=8, clock=clock)
+    owner: Owner[int, int] = Owner("m", lambda: work, clock=clock)
     yield owner
     work.may_go.release(100)
     owner.close(grace_s=10)

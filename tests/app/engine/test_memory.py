@@ -100,7 +100,7 @@ def failing(how: Raise, alive: list[weakref.ref[Work]]) -> Callable[..., Sequenc
 def test_a_failed_job_leaves_the_memory(how: Raise) -> None:
     alive: list[weakref.ref[Work]] = []
     _helper.seen = alive  # type: ignore[attr-defined]
-    owner: Owner[Work, object] = Owner("m", lambda: failing(how, alive), capacity=8)  # type: ignore[arg-type,return-value]
+    owner: Owner[Work, object] = Owner("m", lambda: failing(how, alive))  # type: ignore[arg-type,return-value]
     with no_collector():
         job = owner.submit("k", Work(), timeout_s=10)
         error = job.future.exception(timeout=10)
@@ -127,7 +127,7 @@ def test_a_failed_prepare_leaves_the_memory() -> None:
         return lambda *_: []
 
     with no_collector():
-        owner: Owner[Work, object] = Owner("m", prepare, capacity=8)  # type: ignore[arg-type]
+        owner: Owner[Work, object] = Owner("m", prepare)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="failed"):
             owner.wait_until_ready(timeout_s=10)
         assert owner.state == "failed"
@@ -136,7 +136,7 @@ def test_a_failed_prepare_leaves_the_memory() -> None:
 
 
 def test_the_log_still_says_where_it_happened(caplog: pytest.LogCaptureFixture) -> None:
-    owner: Owner[Work, object] = Owner("m", lambda: failing(_fail_and_say_so, []), capacity=8)  # type: ignore[arg-type,return-value]
+    owner: Owner[Work, object] = Owner("m", lambda: failing(_fail_and_say_so, []))  # type: ignore[arg-type,return-value]
     with pytest.raises(ValueError, match="failed") as raised:
         owner.submit("k", Work(), timeout_s=10).result()
     owner.close(grace_s=10)

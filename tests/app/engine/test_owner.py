@@ -2,13 +2,12 @@
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
-from app.engine import DeadlineExceeded, Owner, QueueFull, Report, ShuttingDown
+from app.engine import DeadlineExceeded, NotReady, Owner, Report, ShuttingDown
 
 Run = Callable[[Hashable, Sequence[int], Report], Sequence[int | Exception]]
 
@@ -42,10 +41,9 @@ class Gate:
 def owning(
     prepare: Callable[[], Run],
     *,
-    capacity: int = 8,
     clock: Clock | None = None,
 ) -> Iterator[Owner[int, int]]:
-    owner: Owner[int, int] = Owner("m", prepare, capacity=capacity, clock=clock or Clock())
+    owner: Owner[int, int] = Owner("m", prepare, clock=clock or Clock())
     yield owner
     owner.close(grace_s=10)
 
@@ -70,19 +68,6 @@ def test_prepare_and_run_share_one_thread_that_is_not_the_callers() -> None:
         assert [owner.submit("k", n, timeout_s=10).result() for n in (1, 2)] == [2, 4]
     assert len(set(threads)) == 1
     assert threads[0] is not threading.current_thread()
-
-
-def test_a_full_queue_refuses_with_the_limit_and_accepted_jobs_are_still_answered() -> None:
-    gate = Gate()
-    with owning(lambda: gate, capacity=2) as owner:
-        jobs = [owner.submit("k", 0, timeout_s=10)]
-        gate.entered.acquire()  # job 0 runs, the queue is empty
-        jobs += [owner.submit("k", n, timeout_s=10) for n in (1, 2)]
-        with pytest.raises(QueueFull, match=r"2 requests are waiting .*HEATLENS_QUEUE_SIZE") as refused:
-            owner.submit("k", 3, timeout_s=10)
-        assert refused.value.extra == {"limit": 2, "retry_after_s": 1}
-        gate.may_go.release(3)
-        assert [job.result() for job in jobs] == [0, 2, 4]
 
 
 def test_an_error_is_the_answer_of_its_own_job_only() -> None:
@@ -119,53 +104,14 @@ def test_sys_exit_in_foreign_code_is_an_answer_too() -> None:
         assert owner.state == "failed"
 
 
-def test_who_gave_up_holds_no_place_in_the_queue() -> None:
-    gate = Gate()
-    with owning(lambda: gate, capacity=1) as owner:
-        owner.submit("k", 1, timeout_s=10)
-        gate.entered.acquire()
-        with pytest.raises(DeadlineExceeded):
-            owner.submit("k", 2, timeout_s=0).result()
-        patient = owner.submit("k", 3, timeout_s=10)
-        gate.may_go.release(2)
-        assert patient.result() == 6
-
-
-def test_those_who_wait_for_the_model_are_bounded_too() -> None:
-    may_go = threading.Event()
-
-    def prepare() -> Run:
-        may_go.wait()
-        return double
-
-    with owning(prepare, capacity=2) as owner:
-        waiting = [threading.Thread(target=owner.wait_until_ready, kwargs={"timeout_s": 10}) for _ in range(2)]
-        for thread in waiting:
-            thread.start()
-        deadline = time.monotonic() + 10
-        refused = False
-        while not refused and time.monotonic() < deadline:
-            try:
-                owner.wait_until_ready(timeout_s=0)
-            except QueueFull:
-                refused = True
-            except DeadlineExceeded:
-                continue  # the two are not there yet
-        assert refused
-        may_go.set()
-        for thread in waiting:
-            thread.join()
-        owner.wait_until_ready(timeout_s=10)
-
-
 def test_an_expired_job_is_not_run() -> None:
     gate, clock = Gate(), Clock()
     with owning(lambda: gate, clock=clock) as owner:
-        first, second = (owner.submit("k", n, timeout_s=5) for n in (1, 2))
+        first, second = (owner.submit("k", n, timeout_s=5, limit="5 s (the limit)") for n in (1, 2))
         gate.entered.acquire()
         clock.now += 6  # both deadlines pass while the first runs
         gate.may_go.release(2)
-        with pytest.raises(DeadlineExceeded, match="HEATLENS_REQUEST_TIMEOUT_S"):
+        with pytest.raises(DeadlineExceeded, match=r"not answered within 5 s \(the limit\)\."):
             second.future.result(timeout=10)
         assert first.future.result(timeout=10) == 2
     assert gate.seen == [("k", 1)]
@@ -205,7 +151,7 @@ def test_a_failed_prepare_is_the_answer_of_all_who_wait_and_of_all_who_come() ->
 
 def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     gate = Gate()
-    owner: Owner[int, int] = Owner("m", lambda: gate, capacity=8, clock=Clock())
+    owner: Owner[int, int] = Owner("m", lambda: gate, clock=Clock())
     jobs = [owner.submit("k", n, timeout_s=10) for n in (1, 2)]
     gate.entered.acquire()
     owner.stop_accepting()
@@ -218,16 +164,37 @@ def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     assert [job.result() for job in jobs] == [2, 4]
 
 
-def test_when_the_grace_is_over_the_waiting_are_refused_and_the_running_finishes() -> None:
+def test_when_the_grace_is_over_whoever_still_waits_is_told_so() -> None:
     gate = Gate()
-    owner: Owner[int, int] = Owner("m", lambda: gate, capacity=8, clock=Clock())
+    owner: Owner[int, int] = Owner("m", lambda: gate, clock=Clock())
     running, waiting = (owner.submit("k", n, timeout_s=10) for n in (1, 2))
     gate.entered.acquire()
     owner.close(grace_s=0)
-    with pytest.raises(ShuttingDown):
-        waiting.result()
-    gate.may_go.release()
-    assert running.result() == 2
+    for job in (running, waiting):
+        with pytest.raises(ShuttingDown):
+            job.result()
+    gate.may_go.release(2)
+    owner.close(grace_s=10)
+    assert gate.seen == [("k", 1)]
+
+
+def test_a_model_that_still_loads_says_when_to_come_again_and_is_loaded_once() -> None:
+    may_load, loads = threading.Event(), []
+
+    def prepare() -> Run:
+        loads.append(1)
+        may_load.wait()
+        return double
+
+    with owning(prepare) as owner:
+        for _ in range(3):
+            with pytest.raises(NotReady, match="'m' is being loaded; try again in 5 s") as refused:
+                owner.wait_until_ready(timeout_s=0)
+            assert refused.value.extra == {"retry_after_s": 5}
+        may_load.set()
+        owner.wait_until_ready(timeout_s=10)
+        assert owner.submit("k", 1, timeout_s=10).result() == 2
+    assert loads == [1]
 
 
 def test_times_are_read_off_the_owners_clock() -> None:

@@ -1,0 +1,163 @@
+"""The models in memory, and how many requests may be at them."""
+
+import threading
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+
+from app import devices
+from app.config import Settings
+from app.engine import Admission, DeviceLost, EngineError, ShuttingDown
+from app.errors import ModelTooLarge
+from app.hosting import Host
+from app.metrics import Metrics
+from models import ModelSpec, Registry
+from models.loading import require_weights
+
+
+class Hosts:
+    """The hosts by model name, the least recently used first.
+
+    The models of the start stay; of the others the least recently used makes room for a new one, unless a request is
+    at it. `on_lost` is called once when the device is lost, from the thread that lost it.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._metrics = metrics or Metrics()
+        self._on_lost = on_lost
+        self._hosts: dict[str, Host] = {}
+        self._lock = threading.RLock()
+        self._refusal: EngineError | None = None
+        self._admission = Admission(
+            each=settings.queue_size,
+            total=settings.queue_total,
+            limits=("HEATLENS_QUEUE_SIZE", "HEATLENS_QUEUE_TOTAL"),
+            entered=self._metrics.entered,
+            left=self._metrics.left,
+        )
+
+    @property
+    def inside(self) -> int:
+        """How many requests hold a place."""
+        return self._admission.inside()
+
+    def get(self, name: str) -> Host:
+        """Return the host of a model, starting to load it if need be; a failed load is tried again after a while.
+
+        Raises `UnknownModel`, `WeightsUnavailable`, `ShuttingDown` and `DeviceLost`.
+        """
+        spec = self._registry.get(name)
+        with self._lock:
+            if self._refusal:
+                raise self._refusal.with_traceback(None)
+            host = self._hosts.pop(name, None)
+            if host is None or host.is_to_be_replaced:
+                host = self._start(spec)
+            self._hosts[name] = host
+        return host
+
+    @contextmanager
+    def using(self, name: str, *, timeout_s: float) -> Iterator[Host]:
+        """Hold a place at a model, which stays in memory meanwhile; loading is waited for only a moment.
+
+        Raises what `get` raises, `QueueFull`, `NotReady`, and why the model cannot be loaded.
+        """
+        with ExitStack() as stack:
+            with self._lock:
+                host = self.get(name)
+                stack.enter_context(self._admission.place(name, seconds_each=host.owner.seconds_each))
+            host.owner.wait_until_ready(timeout_s=min(timeout_s, self._settings.load_wait_s))
+            self._make_room(name)
+            yield host
+
+    def ready(self, name: str) -> Host:
+        """Return the host of a model once it is loaded, however long that takes, or raise why it cannot be."""
+        host = self.get(name)
+        host.owner.wait_until_ready(timeout_s=None)
+        self._make_room(name)
+        return host
+
+    def peek(self, name: str) -> Host | None:
+        """Return the host of a model if there is one."""
+        with self._lock:
+            return self._hosts.get(name)
+
+    def unload(self, name: str) -> bool:
+        """Let a model finish its queue and go; say whether it was there."""
+        with self._lock:
+            host = self._hosts.pop(name, None)
+        if host is not None:
+            self._dismiss(host)
+        return host is not None
+
+    def close(self, *, grace_s: float) -> None:
+        """Take no more work, wait `grace_s` seconds at most for what was accepted, and refuse the rest."""
+        refusal = ShuttingDown("The service is being shut down; try again in a moment.", retry_after_s=1)
+        hosts = self._empty(refusal)
+        for host in hosts:
+            host.owner.stop_accepting()
+        deadline = time.monotonic() + grace_s
+        for host in hosts:
+            host.owner.close(grace_s=max(0.0, deadline - time.monotonic()))
+
+    def _lose(self, error: DeviceLost) -> None:
+        """Answer all that was accepted; no model of this process will run again."""
+        for host in self._empty(error):
+            host.owner.lose(error)
+        self._on_lost()
+
+    def _empty(self, refusal: EngineError) -> list[Host]:
+        with self._lock:
+            hosts, self._hosts = list(self._hosts.values()), {}
+            self._refusal = self._refusal or refusal
+        return hosts
+
+    def _start(self, spec: ModelSpec) -> Host:
+        may_download = spec.name in self._settings.preloaded
+        if not may_download:
+            require_weights(spec)
+        return Host(spec, self._settings, self._metrics, may_download=may_download, on_lost=self._lose)
+
+    def _dismiss(self, host: Host) -> None:
+        host.owner.stop_accepting()
+        self._metrics.unloaded(host.spec.name)
+
+    @cached_property
+    def _budget_bytes(self) -> int:
+        return devices.model_memory_bytes(self._settings, devices.own_device(self._settings))
+
+    def _make_room(self, newcomer: str) -> None:
+        """Let the least recently used go, once the newcomer is there; raise `ModelTooLarge` if that cannot help."""
+        with self._lock:
+            for name, host in list(self._hosts.items()):
+                if self._size_bytes() <= self._budget_bytes:
+                    return
+                if name != newcomer and self._may_go(host):
+                    self._dismiss(self._hosts.pop(name))
+            loaded = self._hosts.get(newcomer)
+            pinned = self._size_bytes(self._settings.preloaded)
+            if not loaded or newcomer in self._settings.preloaded or pinned + loaded.size_bytes <= self._budget_bytes:
+                return
+            self._dismiss(self._hosts.pop(newcomer))
+        msg = (
+            f"Model {newcomer!r} takes {loaded.size_bytes} bytes, and the models of the start, which stay, {pinned}: "
+            f"together more than the limit of {self._budget_bytes} (HEATLENS_MODEL_MEMORY_BYTES)."
+        )
+        raise ModelTooLarge(msg, limit=self._budget_bytes)
+
+    def _size_bytes(self, names: Container[str] | None = None) -> int:
+        return sum(host.size_bytes for name, host in self._hosts.items() if names is None or name in names)
+
+    def _may_go(self, host: Host) -> bool:
+        name = host.spec.name
+        idle = host.owner.state == "ready" and not self._admission.inside(name)
+        return idle and name not in self._settings.preloaded
