@@ -51,7 +51,7 @@ class Catalogue:
             dtype=spec.dtype,
             input_size=list(loaded.model.preprocess.input_size) if loaded else None,
             classes=len(loaded.model.labels) if loaded else None,
-            default_layer=loaded.default_layer if loaded else spec.layer,
+            default_layer=loaded.network.default_layer if loaded else spec.layer,
             weights_sha256=loaded.model.weights_sha256 if loaded else spec.sha256,
         )
 
@@ -109,9 +109,9 @@ def _layers(host: Host) -> LayerList:
             calls=layer.calls,
             spatial=layer.layout is not None,
         )
-        for layer in host.layers
+        for layer in host.network.layers
     ]
-    return LayerList(model=host.spec.name, default=host.default_layer, layers=rows)
+    return LayerList(model=host.spec.name, default=host.network.default_layer, layers=rows)
 
 
 def _weights(spec: ModelSpec) -> Literal["present", "missing", "random"]:

@@ -11,25 +11,18 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 import explainers
 from app import devices
 from app.config import Settings
 from app.engine import DeviceLost, Job, Owner, Report
 from app.errors import KNOWN_ERRORS, ModelFailed, OutOfMemory
-from app.layer_choice import Choice, choose_layer
 from app.metrics import Metrics
-from explainers import Explanation, Subject, Target, Work
-from explainers.batch import ToGrid
-from explainers.errors import ExplainError, LayerNotSpatial
-from explainers.hooks import observe
+from app.network import Network
+from explainers import Explanation, Target, Work
 from explainers.work import is_out_of_memory
 from models import ModelSpec
-from models.layers import LayerInfo, LayerTracer
-from models.loading import LoadedModel, load
-from models.order import OrderCheck, mixes
-from models.preprocess import Preprocess
+from models.loading import LoadedModel
 
 _RETRY_FAILED_S = 10.0
 _RETRY_LOST_S = 10
@@ -57,12 +50,9 @@ class Payload:
 
 
 class Host:
-    """One model and its owner thread. `model`, `layers` and `default_layer` are there once it is ready."""
+    """One model and its owner thread. `network` is there once it is ready."""
 
-    model: LoadedModel
-    layers: list[LayerInfo]
-    default_layer: str | None
-    why_no_default_layer: str | None
+    network: Network
 
     def __init__(
         self,
@@ -75,7 +65,7 @@ class Host:
     ) -> None:
         self.spec = spec
         self.size_bytes = 0
-        """Memory of the parameters and buffers, once they are there."""
+        """Memory of the parameters, buffers and folded copies, once they are there."""
         self._settings = settings
         self._metrics = metrics
         self._may_download = may_download
@@ -92,6 +82,11 @@ class Host:
         """Whether this host is of no more use; one that failed just now answers with its error for a while."""
         state = self.owner.state
         return state == "closed" or (state == "failed" and time.monotonic() - self._started > _RETRY_FAILED_S)
+
+    @property
+    def model(self) -> LoadedModel:
+        """The loaded model; `preprocess` and `probabilities` may be called from any thread."""
+        return self.network.model
 
     def explain(
         self,
@@ -125,72 +120,22 @@ class Host:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what names no device must not touch another worker's
         with self._minding(device):
-            self._load(device)
-        self.size_bytes = _size_bytes(self.model.module)
+            self.network = Network(self.spec, device, allow_download=self._may_download)
+        self.size_bytes = self.network.size_bytes
         self._metrics.loaded(self.spec.name, self.size_bytes)
         _log.info("loaded %s on %s in %.1f s", self.spec.name, device, time.monotonic() - started)
         return self._run
 
-    def _load(self, device: torch.device) -> None:
-        self.model = load(self.spec, device=device, allow_download=self._may_download)
-        self._subject = Subject(self.model.module, self.model.scores, black=_black(self.model.preprocess))
-        sample = self._sample()
-        tracer = LayerTracer(sample.shape)
-        self._observe(tracer, sample)
-        self._takes_batches = True
-        check = self._check_order(tracer.layers)
-        self.layers = check.layers
-        self._by_name = {layer.name: layer for layer in self.layers}
-        self._token_grids = _token_grids(self.layers)
-        choice = self._default_layer(tracer.candidates, check, sample)
-        self.default_layer, self.why_no_default_layer = choice.layer, choice.why_none
-
-    def _check_order(self, layers: Sequence[LayerInfo]) -> OrderCheck:
-        """Return what a second forward pass says of the grids; a network may take one picture at a time only."""
-        check = OrderCheck(layers)
-        try:
-            self._observe(check, mixes(self.model.preprocess.channels, self.model.preprocess.input_size))
-        except Exception as error:  # noqa: BLE001 - foreign code, which has answered one picture before
-            self._takes_batches = isinstance(error, RuntimeError) and is_out_of_memory(error)
-            why = "memory ran out" if self._takes_batches else "it takes one picture at a time"
-            _log.info("%s: the order of its tokens is not checked, as %s", self.spec.name, why)
-            return OrderCheck(layers)
-        return check
-
-    def _observe(self, on_output: Callable[[str, nn.Module, object], None], pictures: Tensor) -> None:
-        with torch.inference_mode(), observe(self.model.module, on_output):
-            self.model.scores(self._to_device(pictures))
-
-    def _sample(self) -> Tensor:
-        height, width = self.model.preprocess.input_size
-        generator = torch.Generator().manual_seed(0)
-        sample = torch.randn((1, self.model.preprocess.channels, height, width), generator=generator)
-        return self._to_device(sample)
-
-    def _default_layer(self, candidates: Sequence[LayerInfo], check: OrderCheck, sample: Tensor) -> Choice:
-        """Return the layer that the specification names, if it can be explained, or the one that is found."""
-
-        def raw_map(method: str, layers: Sequence[str]) -> NDArray[np.float32]:
-            (found,) = self._explain(sample, [[Target()]], method, layers, {}, Work())
-            if isinstance(found, ExplainError):
-                raise found
-            return found.attributions[0].raw
-
-        if self.spec.layer is None:
-            return choose_layer(candidates, check, raw_map)
-        raw_map("gradcam", [self.spec.layer])
-        return Choice(self.spec.layer)
-
     def _batch_size(self, key: Hashable) -> int:
         """Return how many pictures run together; a method that runs the model many times fills the device alone."""
         method = cast("Key", key).method
-        if not self._takes_batches or (method and explainers.get(method).cost_class != "low"):
+        if not self.network.takes_batches or (method and explainers.get(method).cost_class != "low"):
             return 1
         return self._fitting(method, self._settings.batch_size)
 
     def _chunk(self, method: str | None) -> int:
         """Return how many changed pictures of one run together."""
-        return self._fitting(method, self._settings.max_chunk_pictures) if self._takes_batches else 1
+        return self._fitting(method, self._settings.max_chunk_pictures) if self.network.takes_batches else 1
 
     def _fitting(self, method: str | None, wanted: int) -> int:
         usual = wanted or _AT_ONCE[self.model.device.type]
@@ -239,13 +184,15 @@ class Host:
         return answers
 
     def _answer(self, key: Key, payloads: Sequence[Payload], report: Report) -> Sequence[Any]:
-        inputs = self._to_device(torch.from_numpy(np.stack([payload.inputs for payload in payloads])))
+        inputs = np.stack([payload.inputs for payload in payloads])
         if key.method is None:
-            return explainers.predict(self._subject, inputs)
-        targets = [payload.targets for payload in payloads]
+            return self.network.predict(inputs)
         chunk = self._chunk(key.method)
         work = Work(chunk=chunk, limit=self._settings.max_samples, limit_name="HEATLENS_MAX_SAMPLES", on_step=report)
-        answers = self._explain(inputs, targets, key.method, key.layers, dict(key.parameters), work)
+        targets = [payload.targets for payload in payloads]
+        answers = self.network.explain(
+            inputs, targets, method=key.method, layers=key.layers, parameters=dict(key.parameters), work=work
+        )
         if work.chunk < chunk:  # memory ran out, and this is what fitted
             self._at_once[key.method] = work.chunk
         return answers
@@ -256,58 +203,6 @@ class Host:
         if self.model.device.type == "cuda":
             device = self.model.device
             self._metrics.gpu_memory(torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
-
-    def _explain(
-        self,
-        inputs: Tensor,
-        targets: Sequence[Sequence[Target]],
-        method: str,
-        layers: Sequence[str],
-        parameters: Mapping[str, object],
-        work: Work,
-    ) -> Sequence[Explanation | ExplainError]:
-        return explainers.explain(
-            self._subject,
-            inputs,
-            targets,
-            method=method,
-            layers=layers,
-            to_grid={layer: to_grid for layer in layers if (to_grid := self._to_grid(layer))},
-            token_grids=self._token_grids,
-            parameters=parameters,
-            work=work,
-        )
-
-    def _to_grid(self, layer: str) -> ToGrid | None:
-        """Return how a layer's output becomes a grid, as the trace saw it; raise if it saw none."""
-        traced = self._by_name.get(layer)
-        if traced is None:
-            return None  # it did not run, or does not exist: the explainers say which
-        if traced.layout is None:
-            shape = "no tensor" if traced.shape is None else f"shape {traced.shape}"
-            msg = (
-                f"Layer {layer!r} returns {shape}, in which no spatial grid was found; choose a layer that is spatial."
-            )
-            raise LayerNotSpatial(msg)
-        return traced.layout.to_grid
-
-    def _to_device(self, inputs: Tensor) -> Tensor:
-        return inputs.to(self.model.device, memory_format=self.model.memory_format)
-
-
-def _token_grids(layers: Sequence[LayerInfo]) -> dict[int, ToGrid]:
-    """Return how a transformer's tokens lie in the picture, by their number, as the trace saw it."""
-    tokens = [layer for layer in layers if layer.shape and layer.layout and layer.layout.kind == "tokens"]
-    return {layer.shape[1]: layer.layout.to_grid for layer in tokens if layer.shape and layer.layout}
-
-
-def _size_bytes(module: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in {*module.parameters(), *module.buffers()})
-
-
-def _black(preprocess: Preprocess) -> tuple[float, ...]:
-    """Return what a black pixel is in the model's input, per channel."""
-    return tuple(-mean / std for mean, std in zip(preprocess.mean, preprocess.std, strict=True))
 
 
 def _out_of_memory(key: Key) -> OutOfMemory:

@@ -247,12 +247,11 @@ class Service:
     def _layers(self, options: ExplainOptions, method: Method, host: Host) -> list[str]:
         if options.layer or not method.max_layers:
             return list(options.layer)
-        if host.default_layer is None:
-            msg = (
-                f"{host.spec.name!r} has no default layer: {host.why_no_default_layer}. Name one with the option layer."
-            )
+        default, why_none = host.network.default_layer, host.network.why_no_default_layer
+        if default is None:
+            msg = f"{host.spec.name!r} has no default layer: {why_none}. Name one with the option layer."
             raise NoDefaultLayer(msg)
-        return [host.default_layer]
+        return [default]
 
 
 def _identity(

@@ -16,6 +16,7 @@ from app.hosts import Hosts
 from explainers import Explanation, Target
 from explainers.errors import LayerNotSpatial, UnknownLayer
 from models import ModelError, Registry
+from tests.app.test_hosts import sizes
 
 
 def model(folder: Path, text: str) -> Registry:
@@ -47,7 +48,7 @@ def test_the_default_layer_is_found_and_its_map_is_not_empty(
 ) -> None:
     hosts = Hosts(model(tmp_path, f'arch = "{arch}"'), Settings(torch_threads=1))
     host = hosts.ready("m")
-    assert host.default_layer == layer
+    assert host.network.default_layer == layer
     raw = explain(host, [layer]).attributions[0].raw
     assert raw.shape == grid
     assert raw.any()
@@ -56,15 +57,15 @@ def test_the_default_layer_is_found_and_its_map_is_not_empty(
 
 def test_a_branch_that_the_score_does_not_depend_on_is_passed_over(models_dir: Path) -> None:
     hosts = Hosts(Registry(models_dir), Settings(torch_threads=1))
-    assert hosts.ready("branch").default_layer == "second"
+    assert hosts.ready("branch").network.default_layer == "second"
     hosts.close(grace_s=60)
 
 
 def test_a_network_that_takes_one_picture_at_a_time_is_loaded_and_explained(models_dir: Path) -> None:
     hosts = Hosts(Registry(models_dir), Settings(torch_threads=1))
     host = hosts.ready("single")
-    assert host.default_layer is not None
-    assert explain(host, [host.default_layer]).attributions[0].raw.any()
+    assert host.network.default_layer is not None
+    assert explain(host, [host.network.default_layer]).attributions[0].raw.any()
     picture = np.random.default_rng(0).standard_normal((3, 32, 32)).astype(np.float32)
     job = host.explain(Payload(picture, (Target(),)), method="rise", layers=[], parameters=RISE, timeout_s=60)
     assert job.result().attributions[0].raw.any()
@@ -74,9 +75,10 @@ def test_a_network_that_takes_one_picture_at_a_time_is_loaded_and_explained(mode
 def test_a_network_without_a_derivative_is_explained_by_what_needs_none(models_dir: Path) -> None:
     hosts = Hosts(Registry(models_dir), Settings(torch_threads=1))
     host = hosts.ready("no_derivative")
-    assert host.default_layer is None
+    assert host.network.default_layer is None
     assert (
-        host.why_no_default_layer == "its scores have no gradient with respect to the picture; its head may be all zero"
+        host.network.why_no_default_layer
+        == "its scores have no gradient with respect to the picture; its head may be all zero"
     )
     payload = Payload(np.random.default_rng(0).standard_normal((3, 32, 32)).astype(np.float32), (Target(),))
     assert (
@@ -96,7 +98,9 @@ def test_a_layer_without_a_grid_is_refused_and_a_misspelt_default_stops_the_load
     # maxvit's partition folds windows into the channels' place: four axes, but no picture
     hosts = Hosts(model(tmp_path, 'arch = "timm:maxvit_rmlp_pico_rw_256"'), Settings(torch_threads=1))
     host = hosts.ready("m")
-    flat = next(layer for layer in host.layers if layer.layout is None and layer.shape and len(layer.shape) == 4)
+    flat = next(
+        layer for layer in host.network.layers if layer.layout is None and layer.shape and len(layer.shape) == 4
+    )
     with pytest.raises(LayerNotSpatial, match="no spatial grid was found"):
         explain(host, [flat.name])
     hosts.close(grace_s=60)
@@ -111,7 +115,10 @@ def test_a_failed_load_is_remembered_for_a_while_and_costs_no_loaded_model(model
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "broken.toml").write_text('arch = "torchvision:resnet18"\nweights = "broken.pth"')
     (tmp_path / "broken.pth").write_bytes(b"not weights")
-    hosts = Hosts(Registry(tmp_path), Settings(torch_threads=1, default_model="small", model_memory_bytes=5100))
+    hosts = Hosts(
+        Registry(tmp_path),
+        Settings(torch_threads=1, default_model="small", model_memory_bytes=sum(sizes(models_dir, "small", "binary"))),
+    )
     good = hosts.ready("binary")
     with pytest.raises(ModelError):
         hosts.ready("broken")
@@ -127,7 +134,7 @@ def test_a_failed_load_is_remembered_for_a_while_and_costs_no_loaded_model(model
 
 def test_a_layer_named_in_the_model_file_is_the_default(tmp_path: Path) -> None:
     hosts = Hosts(model(tmp_path, 'arch = "torchvision:resnet18"\nlayer = "layer3"'), Settings(torch_threads=1))
-    assert hosts.ready("m").default_layer == "layer3"
+    assert hosts.ready("m").network.default_layer == "layer3"
     hosts.close(grace_s=60)
 
 

@@ -42,9 +42,9 @@ def hosted(arch: str, size: tuple[int, int] | None = None, **options: Any) -> It
 
 def check(host: Host, grid: tuple[int, int]) -> None:
     """The default layer has the grid, a map that differs from cell to cell, and cells where the picture's parts are."""
-    layer = host.default_layer
-    assert layer is not None, host.why_no_default_layer
-    layout = next(info.layout for info in host.layers if info.name == layer)
+    layer = host.network.default_layer
+    assert layer is not None, host.network.why_no_default_layer
+    layout = next(info.layout for info in host.network.layers if info.name == layer)
     assert layout is not None
     inputs = host.model.preprocess(astronaut())[0]
     job = host.explain(Payload(inputs, (Target(),)), method="gradcam", layers=[layer], parameters={}, timeout_s=120)
@@ -160,12 +160,12 @@ def with_a_head(network: str) -> nn.Module:
 def test_networks_whose_head_begins_at_zero(arch: str, layer: str, side: int) -> None:
     with hosted(f"python:{__name__}:with_a_head", network=arch) as host:
         check(host, (side, side))
-        assert host.default_layer == layer
+        assert host.network.default_layer == layer
 
 
 def test_tokens_in_another_order_are_no_grid() -> None:
     with hosted("timm:hiera_tiny_224") as host:
-        layouts = {info.name: info.layout for info in host.layers}
+        layouts = {info.name: info.layout for info in host.network.layers}
     assert layouts["blocks.11"] == Layout("tokens", (7, 7))
     assert layouts["blocks.5"] is None  # 14 x 14 tokens, one mask unit of 2 x 2 after the other
 
@@ -184,9 +184,9 @@ def test_tokens_in_another_order_are_no_grid() -> None:
 )
 def test_why_there_is_none(arch: str, reason: str) -> None:
     with hosted(arch, (32, 32)) if arch.startswith("python") else hosted(arch) as host:
-        assert host.default_layer is None
-        assert host.why_no_default_layer is not None
-        assert reason in host.why_no_default_layer
+        assert host.network.default_layer is None
+        assert host.network.why_no_default_layer is not None
+        assert reason in host.network.why_no_default_layer
 
 
 class Flat(nn.Module):

@@ -38,7 +38,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 def raw(host: Host, method: str) -> np.ndarray:
-    layers = [] if explainers.get(method).max_layers == 0 else [host.default_layer]
+    layers = [] if explainers.get(method).max_layers == 0 else [host.network.default_layer]
     picture = np.random.default_rng(0).standard_normal((3, 64, 64)).astype(np.float32)
     job = host.explain(Payload(picture, (Target(),)), method=method, layers=layers, parameters={}, timeout_s=60)
     return job.result().attributions[0].raw

@@ -17,21 +17,19 @@ from app import create_app
 from app.config import Settings
 from app.engine import Job, Watch
 from tests import zoo
+from tests.app.test_hosts import sizes
 
 
 @pytest.fixture
 def pressed(models_dir: Path) -> Iterator[FlaskClient]:
-    """An app with two places at each model, a short deadline, `small` as default, and memory for 7630 bytes of models.
-
-    `small` and `nan` take 2576 bytes: 4 x (3 x 6 x 9 + 6 + 6 x 8 x 9 + 8 + 8 x 4 + 4); `binary`, with one output, 2468;
-    `negative` 16. Together they are 7636.
-    """
+    """An app with two places at each model, a short deadline, and memory for `small`, its default, and two like it."""
+    names = ("small", "binary", "negative", "nan")
     settings = Settings(
         models_dir=models_dir,
         default_model="small",
         torch_threads=1,
         queue_size=2,
-        model_memory_bytes=7630,
+        model_memory_bytes=sum(sizes(models_dir, *names)) - 1,
         request_timeout_s=5,
         load_wait_s=60,
         result_cache_bytes=0,
