@@ -51,8 +51,9 @@ check: $(DEV) ## Formatting, lint, types and import contracts
 	$(BIN)/lint-imports
 
 .PHONY: bench
-bench: $(DEV) ## Measure what the methods cost (benchmarks/architectures.py takes an hour, and is run by hand)
-	@for script in gradcam methods layout; do \
+bench: $(DEV) ## Measure the service and the methods; needs wrk (benchmarks/architectures.py takes an hour, and is run by hand)
+	@command -v wrk >/dev/null || { echo 'No wrk here, which drives the server: apt-get install wrk' >&2; exit 1; }
+	@for script in serving large soak forward gradcam methods layout; do \
 		echo "== $$script"; \
 		$(BIN)/python "benchmarks/$$script.py"; \
 	done

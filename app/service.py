@@ -31,9 +31,11 @@ from models import Registry
 from models.loading import LoadedModel
 from models.preprocess import Geometry
 
-_DECODED_PX = 1024
-"""A large JPEG is decoded reduced, but never below this and twice what the model sees: the input then differs by less
-than half a grey level on average."""
+_SHOWN_PX = 960
+"""A large JPEG is decoded reduced, but never below twice what the model sees, so that its input differs by less than
+half a grey level on average, and never shorter than this, which nearly fills an answer of the usual 1024 pixels."""
+_ENLARGED = 16 / 15
+"""By how much a reduced decode may be enlarged for the answer: 960 to 1024 pixels."""
 _DECODERS = 4
 """Pictures decoded at once: a large one takes hundreds of megabytes."""
 
@@ -198,7 +200,7 @@ class Service:
         clock = self._clock(timeout_s)
         with self.hosts.using(options.model or self.settings.default_model, timeout_s=clock.remaining_s) as host:
             loaded_s = clock.lap()
-            picture, inputs, geometry = self._look(data, host, max_side=_DECODED_PX)
+            picture, inputs, geometry = self._look(data, host, max_side=_SHOWN_PX)
             decode_s = clock.lap()
             job = host.predict(Payload(inputs), timeout_s=clock.remaining_s, limit=clock.limit)
             scores = job.result(watch)
@@ -210,12 +212,12 @@ class Service:
         What the model sees must not depend on the size of the answer, so a larger answer has a decode of its own.
         """
         preprocess = host.model.preprocess
-        enough_px = max(_DECODED_PX, 2 * preprocess.enough_px)
         with self._decoding:
-            picture = decode(data, self._limits, enough_px=enough_px)
+            picture = decode(data, self._limits, enough_px=2 * preprocess.enough_px, longest_px=_SHOWN_PX)
             inputs, geometry = preprocess(picture.samples, (picture.width, picture.height))
-            if max_side > enough_px and picture.pixels.shape[:2] != (picture.height, picture.width):
-                picture = decode(data, self._limits, enough_px=max_side)
+            wanted_px = min(max_side, max(picture.width, picture.height))
+            if wanted_px > _ENLARGED * max(picture.pixels.shape[:2]):
+                picture = decode(data, self._limits, enough_px=1, longest_px=max_side)
         return picture, inputs, geometry
 
     def _clock(self, timeout_s: float | None, method: Method | None = None) -> _Clock:

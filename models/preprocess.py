@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, Self
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -141,7 +142,8 @@ class Preprocess(BaseModel):
             scale=(place.width / width, place.height / height),
             offset=(float(place.left), float(place.top)),
         )
-        return self._normalise(self._canvas(pixels, place)), geometry
+        reduced = (width, height) != (pixels.shape[1], pixels.shape[0])
+        return self._normalise(self._canvas(pixels, place, reduced)), geometry
 
     def _check_planes(self, planes: int) -> None:
         takes_pictures = self.channels in (1, 3)
@@ -173,12 +175,12 @@ class Preprocess(BaseModel):
         ratio = max(ratios) if self.fit == "pad" else min(ratios)
         return max(1, round(width / ratio)), max(1, round(height / ratio))
 
-    def _canvas(self, pixels: NDArray[np.uint8], place: _Placement) -> NDArray[np.uint8]:
+    def _canvas(self, pixels: NDArray[np.uint8], place: _Placement, reduced: bool) -> NDArray[np.uint8]:
         """Return the input as 8-bit levels (h, w, C)."""
         height, width = self.input_size
         left, top = max(0, -place.left), max(0, -place.top)
         right, bottom = min(place.width, width - place.left), min(place.height, height - place.top)
-        visible = self._resample(pixels, place, (left, top, right, bottom))
+        visible = self._resample(pixels, place, (left, top, right, bottom), reduced)
         if visible.shape[:2] == self.input_size:
             return visible
         canvas = np.empty((height, width, self.channels), np.uint8)
@@ -188,17 +190,17 @@ class Preprocess(BaseModel):
         return canvas
 
     def _resample(
-        self, pixels: NDArray[np.uint8], place: _Placement, visible: tuple[int, int, int, int]
+        self, pixels: NDArray[np.uint8], place: _Placement, visible: tuple[int, int, int, int], reduced: bool
     ) -> NDArray[np.uint8]:
         """Return the `visible` part (left, top, right, bottom) of the resized picture, (h, w, C) uint8.
 
         Resizing everything and cropping gives torchvision's very bits. Where a long, thin picture would make that
-        intermediate huge, only the visible part is computed: the same but for rounding (Pillow holds the box in
-        single precision and may swap its two 8-bit passes).
+        intermediate huge, or where a `reduced` decode has other bits anyway, only the visible part is computed: the
+        same but for rounding (Pillow holds the box in single precision and may swap its two 8-bit passes).
         """
         height, width = self.input_size
         box: Box | None = None
-        if place.width * place.height > max(_MAX_RESIZED_PX, 4 * width * height):
+        if reduced or place.width * place.height > max(_MAX_RESIZED_PX, 4 * width * height):
             pixels, box = _cut(pixels, place, visible)
         return np.concatenate([self._resized_part(image, place, visible, box) for image in self._images(pixels)], -1)
 
@@ -230,7 +232,7 @@ class Preprocess(BaseModel):
         """Return `(levels / 255 - mean) / std` as (C, h, w) float32, by a table of the 256 levels per channel."""
         mean, std = (np.array(values, np.float32)[:, None] for values in (self.mean, self.std))
         table = (np.arange(256, dtype=np.float32) / np.float32(255) - mean) / std
-        return np.stack([table[channel][levels[..., channel]] for channel in range(self.channels)])
+        return np.stack([cv2.LUT(plane, row) for plane, row in zip(cv2.split(levels), table, strict=True)])
 
 
 def _centred(length: int, window: int) -> int:

@@ -29,6 +29,8 @@ def to_rgb(image: Image.Image, *, full_scale: float = 65535.0, white_is_zero: bo
     """
     if image.mode in _FULL_SCALES or image.mode.startswith("I;16"):
         return _from_wide(image, full_scale, white_is_zero)
+    if image.mode == "RGB" and not _has_alpha(image):
+        return np.asarray(image)  # nothing to convert: no copy but Pillow's own
     if image.mode == "LAB":
         image = image.convert("RGB")  # whole: its transform is costly to set up for each band
     width, height = image.size

@@ -53,12 +53,13 @@ class Picture:
         return self.pixels if self.planes is None else self.planes
 
 
-def decode(data: bytes, limits: Limits, *, enough_px: int | None = None) -> Picture:
+def decode(data: bytes, limits: Limits, *, enough_px: int | None = None, longest_px: int = 0) -> Picture:
     """Decode the first frame of a JPEG, PNG, WebP, BMP, TIFF or GIF file, or an `.npy` array, recognised by content.
 
-    `enough_px`: no side need be decoded larger than this. A JPEG is then decoded at the smallest of 1, 1/2, 1/4, 1/8
-    of its size that keeps both sides at least `enough_px` long. A side that the factor does not divide is rounded up:
-    its last pixel stands for a narrower strip of the frame, which shifts nothing by more than one reduced pixel.
+    `enough_px`: no side need be decoded larger than this, nor the longest larger than `longest_px`. A JPEG is then
+    decoded at the smallest of 1, 1/2, 1/4, 1/8 of its size that keeps both sides, and the longest, that long. A side
+    that the factor does not divide is rounded up: its last pixel stands for a narrower strip of the frame, which
+    shifts nothing by more than one reduced pixel.
 
     The order is: bytes limit, format, header, pixel and side limits, and only then pixels. Raises `EmptyImage`,
     `TooManyBytes`, `UnknownFormat`, `TooManyPixels`, `SideTooLong`, `UnsupportedPixels` or `CorruptImage`.
@@ -69,7 +70,7 @@ def decode(data: bytes, limits: Limits, *, enough_px: int | None = None) -> Pict
     try:
         opened = open_image(data, limits)
         width, height = opened.image.size
-        stored = _pixels(opened, enough_px)
+        stored = _pixels(opened, enough_px, longest_px)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         # Pillow's own guard, where it cannot be avoided: a GIF frame larger than its screen, a vast WebP canvas.
         raise too_many_pixels("The picture is too large", limits) from error
@@ -89,11 +90,12 @@ def _from_array(planes: NDArray[np.uint8]) -> Picture:
     return Picture(pixels, width, height, "application/x-npy", None if count in (1, 3) else planes)
 
 
-def _pixels(opened: Opened, enough_px: int | None) -> NDArray[np.uint8]:
+def _pixels(opened: Opened, enough_px: int | None, longest_px: int) -> NDArray[np.uint8]:
     """Decode as stored, uint8 (H, W, 3) RGB."""
     image = opened.image
     if enough_px is not None:
-        image.draft(None, (enough_px, enough_px))  # of our formats, only JPEG has it
+        sides = max(enough_px, longest_px), enough_px
+        image.draft(None, sides if image.width >= image.height else sides[::-1])  # of our formats, only JPEG has it
     image.load()
     rgb = to_rgb(image, full_scale=opened.full_scale, white_is_zero=opened.white_is_zero)
     if opened.painted is None or opened.painted == (0, 0, *image.size):

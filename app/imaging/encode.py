@@ -74,9 +74,25 @@ def fit(width: int, height: int, max_side: int) -> tuple[int, int]:
 
 
 def resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Bring uint8 (H, W, 3) to `size` (width, height) px: averaged when smaller, bicubic when larger."""
-    if size == (pixels.shape[1], pixels.shape[0]):
+    """Bring uint8 (H, W, 3) to `size` (width, height) px: bicubic when larger; when smaller, no pixel is left out.
+
+    It is halved, by the mean of the two, as often as that leaves it large enough; linear interpolation does the rest,
+    and between one half and one its two neighbours are all there is. OpenCV's area average, exact for any factor, takes
+    six times as long.
+    """
+    while (halved := _halved(pixels, size)) != (pixels.shape[1], pixels.shape[0]):
+        pixels = np.asarray(cv2.resize(pixels, halved, interpolation=cv2.INTER_AREA), np.uint8)
+    if size == halved:
         return pixels
-    shrinks = size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
+    shrinks = size[0] <= halved[0] and size[1] <= halved[1]
+    method = cv2.INTER_LINEAR if shrinks else cv2.INTER_CUBIC
     return np.asarray(cv2.resize(pixels, size, interpolation=method), np.uint8)
+
+
+def _halved(pixels: NDArray[np.uint8], size: tuple[int, int]) -> tuple[int, int]:
+    """Return (width, height), each halved if that is still large enough."""
+    height, width = pixels.shape[:2]
+    return (
+        width // 2 if width >= 2 * size[0] else width,
+        height // 2 if height >= 2 * size[1] else height,
+    )

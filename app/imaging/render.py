@@ -65,8 +65,9 @@ def _layer(
 ) -> NDArray[np.uint8]:
     """Draw the heat, the veil and the label: uint8 (H, W, 4) RGBA. `opacity` is float32 (256,), by value."""
     colours = np.column_stack([table, np.rint(opacity * 255.0).astype(np.uint8)])
-    levels = np.rint(display.values * 255.0).astype(np.uint8)
-    layer = np.asarray(colours.view(np.uint32)[levels].view(np.uint8))  # a colour looked up as one number is fast
+    levels = cv2.convertScaleAbs(display.values, alpha=255.0)
+    # A colour looked up as one number is fast.
+    layer = cv2.LUT(levels, colours.view(np.int32)[:, 0]).view(np.uint8).reshape(*levels.shape, 4)
     veil.drape(layer, seen)
     if display.no_positive_evidence:
         _label(layer, _NO_EVIDENCE)

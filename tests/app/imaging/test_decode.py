@@ -134,6 +134,22 @@ def test_jpeg_is_decoded_no_larger_than_needed(size: tuple[int, int], enough_px:
     assert abs(picture.pixels.mean() - ramp.mean()) < 1.5
 
 
+@pytest.mark.parametrize(
+    ("size", "longest_px", "reduction"),
+    [
+        ((800, 400), 0, 4),  # 200 x 100
+        ((800, 400), 200, 4),
+        ((400, 800), 200, 4),
+        ((800, 400), 201, 2),
+        ((400, 800), 201, 2),
+        ((800, 400), 900, 1),
+    ],
+)
+def test_the_longest_side_has_a_bound_of_its_own(size: tuple[int, int], longest_px: int, reduction: int) -> None:
+    picture = decode(files.save(files.flat(1, 2, 3, size), "JPEG"), LIMITS, enough_px=100, longest_px=longest_px)
+    assert picture.pixels.shape[:2] == (size[1] // reduction, size[0] // reduction)
+
+
 def test_other_formats_are_never_reduced() -> None:
     assert decode(files.save(files.flat(1, 2, 3, (64, 64)), "PNG"), LIMITS, enough_px=8).pixels.shape == (64, 64, 3)
 

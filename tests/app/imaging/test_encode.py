@@ -149,3 +149,21 @@ def test_resize() -> None:
     assert resize(halves, (2, 1))[0, :, 0].tolist() == [50, 225]
     assert (resize(np.full((2, 3, 3), 9, np.uint8), (30, 20)) == 9).all()
     assert resize(halves, (4, 1)) is halves
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 5, 6, 7])
+def test_a_smaller_picture_leaves_no_pixel_out(width: int) -> None:
+    """Whichever column is bright can be seen, and brightens what it covers: the means differ by little."""
+    for bright in range(8):
+        pixels = np.zeros((8, 8, 3), np.uint8)
+        pixels[:, bright] = 240
+        resized = resize(pixels, (width, width))
+        assert resized.shape == (width, width, 3)
+        assert 15 <= resized.mean() <= 60  # 240 / 8 is 30
+
+
+def test_each_axis_is_averaged_by_its_own_factor() -> None:
+    """16 columns become one, 2 rows stay. Each halving rounds, which loses a level at most."""
+    pixels = np.repeat(np.arange(64, dtype=np.uint8), 4)[None, :, None].repeat(2, 0).repeat(3, 2)  # 256 x 2
+    means = 4 * np.arange(16) + 1.5  # of 4 i, 4 i + 1, 4 i + 2, 4 i + 3
+    assert np.abs(resize(pixels, (16, 2))[:, :, 0] - means).max() <= 1
