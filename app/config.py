@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator
+from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX = "HEATLENS_"
@@ -16,8 +17,8 @@ GUNICORN_TIMEOUT_S = 3600
 """gunicorn's own limit, which ends a worker: loading counts, and a first download. Every request has a shorter one."""
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_WORKER_BYTES = 2**30
-"""What a worker with the embedded model takes at most: 0.7 GiB under load, and large pictures."""
+_WORKER_BYTES = 3 * 2**29
+"""What a worker with the embedded model takes: 1 GiB was measured under load. Pictures near their limits take more."""
 
 Timeout = Annotated[float, Field(gt=0, lt=GUNICORN_TIMEOUT_S)]
 
@@ -58,7 +59,7 @@ class Settings(BaseSettings):
         0,
         ge=0,
         description="Memory of the models in a worker, beyond which the one unused for longest makes room, those of "
-        "the start excepted; 0: half of a GPU's, or of the machine's divided among the workers.",
+        "the start excepted; 0: half of a GPU's, or of the free memory divided among the workers.",
     )
     load_wait_s: float = Field(
         5.0, ge=0, description="How long a request waits for its model to load before it is told to come again."
@@ -90,7 +91,9 @@ class Settings(BaseSettings):
     queue_size: int = Field(
         32, ge=1, description="Requests that are worked on or wait for one model in one worker; more are refused."
     )
-    queue_total: int = Field(64, ge=1, description="The same for all models of a worker together.")
+    queue_total: int = Field(
+        64, ge=1, description="The same for all models of a worker together; less than HEATLENS_THREADS."
+    )
     request_timeout_s: float = Field(
         60.0, gt=0, lt=GUNICORN_TIMEOUT_S, description="Time for one request, loading included, in seconds."
     )
@@ -110,7 +113,9 @@ class Settings(BaseSettings):
     trusted_proxies: int = Field(
         0, ge=0, description="Proxies in front whose X-Forwarded-For is believed; 0: a client is who connects."
     )
-    graceful_timeout_s: int = Field(30, ge=1, description="Time to finish what is in flight at shutdown, in seconds.")
+    graceful_timeout_s: int = Field(
+        30, ge=1, lt=GUNICORN_TIMEOUT_S, description="Time to finish what is in flight at shutdown, in seconds."
+    )
     model_admin: bool = Field(
         False, description="Whether /v1/models/{model}/load and /unload are answered, each by one worker for itself."
     )
@@ -132,6 +137,15 @@ class Settings(BaseSettings):
             return value
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         return {name.strip(): seconds.strip() for name, _, seconds in pairs}
+
+    @field_validator("queue_total")
+    @classmethod
+    def _leave_threads_to_refuse(cls, value: int, info: ValidationInfo) -> int:
+        threads = info.data.get("threads", value + 1)
+        if value >= threads:
+            msg = f"there are only {threads} threads (HEATLENS_THREADS), and none would be left to refuse what is more"
+            raise PydanticCustomError("too_few_threads", msg)
+        return value
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -221,5 +235,6 @@ def load_settings(**overrides: object) -> Settings:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = PREFIX + str(first["loc"][0]).upper()
-        raise SettingsError(f"{name}={first['input']!r}: {first['msg']}.") from error
+        name, *part = map(str, first["loc"])
+        where = "".join(f" ({key})" for key in part)
+        raise SettingsError(f"{PREFIX}{name.upper()}={first['input']!r}{where}: {first['msg']}.") from error

@@ -22,10 +22,11 @@ from app import logs
 from app.config import GUNICORN_TIMEOUT_S, SLOT, load_settings
 
 _settings = load_settings()
+_settings = _settings.model_copy(update={"workers": _settings.worker_count})
 
 bind = f"[{_settings.host}]:{_settings.port}" if ":" in _settings.host else f"{_settings.host}:{_settings.port}"
 worker_class = "gthread"
-workers = _settings.worker_count
+workers = _settings.workers
 threads = _settings.threads
 timeout = GUNICORN_TIMEOUT_S
 graceful_timeout = _settings.graceful_timeout_s
@@ -55,7 +56,12 @@ _named_by_operator = os.environ.get(_METRICS_FOLDER)
 
 
 def on_starting(server: Any) -> None:
-    """Refuse `--preload`: torch and CUDA do not survive a fork."""
+    """Refuse `--preload`, since torch and CUDA do not survive a fork, and settle how many workers there are.
+
+    They, and a master that replaces this one, would count anew by the memory that is free when all of these run.
+    """
+    for environment in (os.environ, server.cfg.env_orig):
+        environment["HEATLENS_WORKERS"] = str(_settings.workers)
     if server.cfg.preload_app:
         sys.exit("heatlens cannot run with --preload: torch's threads and CUDA do not survive a fork.")
 
@@ -69,9 +75,12 @@ def when_ready(server: Any) -> None:
         os.environ[_METRICS_FOLDER] = tempfile.mkdtemp(prefix="heatlens-metrics-", dir=worker_tmp_dir)
         return
     folder = Path(_named_by_operator)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in () if server.master_pid else folder.iterdir():
-        if re.fullmatch(r"(counter|gauge|histogram)_\w+\.db", file.name):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"{_METRICS_FOLDER}={folder}: {error.strerror}.")
+    for file in () if server.master_pid else folder.glob("*.db"):
+        if re.fullmatch(r"(counter|histogram|gauge_[a-z]+)_\d+\.db", file.name):
             file.unlink()
 
 
@@ -113,7 +122,7 @@ def post_fork(_server: Any, worker: Any) -> None:
 def post_worker_init(worker: Any) -> None:
     """Tell the operator, once, that the first worker answers and how to try it."""
     _answer_before_the_grace_is_over(worker)
-    if worker.age != 1:
+    if worker.age != 1 or not worker.alive:
         return
     host, port = worker.sockets[0].getsockname()[:2]
     if _settings.log_format == "json":
@@ -129,7 +138,7 @@ def _answer_before_the_grace_is_over(worker: Any) -> None:
     """Have whoever still waits shortly before gunicorn ends a stopping worker told so, instead of cut off."""
     stop: Any = signal.getsignal(signal.SIGTERM)  # gunicorn's own handler
     service = worker.wsgi.extensions["heatlens"]
-    grace_s = max(0.0, _settings.graceful_timeout_s - _LAST_ANSWERS_S)
+    grace_s = max(_settings.graceful_timeout_s / 2, _settings.graceful_timeout_s - _LAST_ANSWERS_S)
 
     def on_sigterm(number: int, frame: Any) -> None:
         refuse_the_rest = threading.Timer(grace_s, service.close, kwargs={"grace_s": 0.0})

@@ -1,10 +1,11 @@
 """A model in memory: it is loaded, traced, hooked and run by its one owner thread, and by nobody else."""
 
+import gc
 import logging
+import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 import explainers
 from app import devices
 from app.config import Settings
-from app.engine import DeviceLost, Job, Owner, Report
+from app.engine import DeviceLost, Job, Owner, Report, ShuttingDown
 from app.errors import KNOWN_ERRORS, ModelFailed, OutOfMemory
 from app.metrics import Metrics
 from app.network import Network
@@ -50,9 +51,7 @@ class Payload:
 
 
 class Host:
-    """One model and its owner thread. `network` is there once it is ready."""
-
-    network: Network
+    """One model and its owner thread."""
 
     def __init__(
         self,
@@ -61,6 +60,7 @@ class Host:
         metrics: Metrics,
         *,
         may_download: bool,
+        on_loaded: Callable[["Host"], None] = lambda host: None,
         on_lost: Callable[[DeviceLost], None] = lambda lost: None,
     ) -> None:
         self.spec = spec
@@ -69,19 +69,33 @@ class Host:
         self._settings = settings
         self._metrics = metrics
         self._may_download = may_download
+        self._on_loaded = on_loaded
         self._on_lost = on_lost
         self._at_once: dict[str | None, int] = {}
         """What fitted into the memory, by method, where that was less than is usual."""
-        self._started = time.monotonic()
+        self._network: Network | None = None
+        self._failed = math.inf
         self.owner: Owner[Payload, Any] = Owner(
-            spec.name, self._prepare, batch_size=self._batch_size, wait_s=settings.batch_wait_s, ran=self._ran
+            spec.name,
+            self._prepare,
+            batch_size=self._batch_size,
+            wait_s=settings.batch_wait_s,
+            ran=self._ran,
+            ended=self._leave,
         )
 
     @property
     def is_to_be_replaced(self) -> bool:
         """Whether this host is of no more use; one that failed just now answers with its error for a while."""
         state = self.owner.state
-        return state == "closed" or (state == "failed" and time.monotonic() - self._started > _RETRY_FAILED_S)
+        return state == "closed" or (state == "failed" and time.monotonic() - self._failed > _RETRY_FAILED_S)
+
+    @property
+    def network(self) -> Network:
+        """What was loaded; raises `ShuttingDown` once it has gone."""
+        if self._network is None:
+            raise ShuttingDown(f"Model {self.spec.name!r} was unloaded; try again in a moment.", retry_after_s=1)
+        return self._network
 
     @property
     def model(self) -> LoadedModel:
@@ -119,12 +133,32 @@ class Host:
         device = devices.own_device(self._settings)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what names no device must not touch another worker's
-        with self._minding(device):
-            self.network = Network(self.spec, device, allow_download=self._may_download)
-        self.size_bytes = self.network.size_bytes
+        try:
+            network = Network(self.spec, device, allow_download=self._may_download)
+            self._require_device(device)
+            self.size_bytes = network.size_bytes
+            self._on_loaded(self)
+        except Exception as error:
+            self._failed = time.monotonic()
+            self.size_bytes = 0
+            if not isinstance(error, DeviceLost):
+                self._require_device(device, error)  # whatever was made of it, the loss is what counts
+            raise
+        self._network = network
         self._metrics.loaded(self.spec.name, self.size_bytes)
         _log.info("loaded %s on %s in %.1f s", self.spec.name, device, time.monotonic() - started)
         return self._run
+
+    def _leave(self) -> None:
+        """Leave the memory. The quick way is a graph, whose parts refer to each other: only a collection frees it."""
+        if self._network is None:
+            return
+        self._metrics.unloaded(self.spec.name)
+        on_gpu = self._network.model.device.type == "cuda"
+        self._network, self.size_bytes = None, 0
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
 
     def _batch_size(self, key: Hashable) -> int:
         """Return how many pictures run together; a method that runs the model many times fills the device alone."""
@@ -144,30 +178,27 @@ class Host:
     def _run(self, key: Hashable, payloads: Sequence[Payload], report: Report) -> Sequence[Any]:
         key = cast("Key", key)
         try:
-            with self._minding(self.model.device):
-                return self._in_parts(key, payloads, report)
+            return self._in_parts(key, payloads, report)
         except (*KNOWN_ERRORS, CancelledError):
             raise
-        except Exception as error:  # the network is foreign code
+        except (Exception, SystemExit) as error:  # the network is foreign code
+            if isinstance(error, torch.AcceleratorError):
+                self._require_device(self.network.model.device, error)
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 raise _out_of_memory(key) from error
             _log.exception("running %s failed", self.spec.name)
             msg = f"Running model {self.spec.name!r} raised {type(error).__name__}; the server's log says where."
             raise ModelFailed(msg) from error
 
-    @contextmanager
-    def _minding(self, device: torch.device) -> Iterator[None]:
-        """Raise `DeviceLost`, and have all hosts told, where an error inside the `with` has cost us the device."""
-        try:
-            yield
-        except torch.AcceleratorError as error:
-            if devices.answers(device):
-                raise
-            _log.critical("%s is lost, the process has to be replaced: %s", device, error)
-            msg = f"The device {device} failed and the server is being restarted; try again in {_RETRY_LOST_S} s."
-            lost = DeviceLost(msg, retry_after_s=_RETRY_LOST_S)
-            self._on_lost(lost)
-            raise lost from error
+    def _require_device(self, device: torch.device, error: Exception | None = None) -> None:
+        """Raise `DeviceLost`, and have all hosts told, where the device answers no more."""
+        if devices.answers(device):
+            return
+        _log.critical("%s is lost, the process has to be replaced: %s", device, error)
+        msg = f"The device {device} failed and the server is being restarted; try again in {_RETRY_LOST_S} s."
+        lost = DeviceLost(msg, retry_after_s=_RETRY_LOST_S)
+        self._on_lost(lost)
+        raise lost from error
 
     def _in_parts(self, key: Key, payloads: Sequence[Payload], report: Report) -> list[Any]:
         """Answer the payloads, together where memory allows it; where it does not, from then on in smaller parts."""

@@ -73,17 +73,19 @@ class Hosts:
         """
         with ExitStack() as stack:
             with self._lock:
+                known = self._hosts.get(self._registry.get(name).name)  # unknown names hold no place
+                seconds_each = known.owner.seconds_each if known else 0.0
+                stack.enter_context(self._admission.place(name, seconds_each=seconds_each))
                 host = self.get(name)
-                stack.enter_context(self._admission.place(name, seconds_each=host.owner.seconds_each))
             host.owner.wait_until_ready(timeout_s=min(timeout_s, self._settings.load_wait_s))
-            self._make_room(name)
+            self._make_room()
             yield host
 
     def ready(self, name: str) -> Host:
         """Return the host of a model once it is loaded, however long that takes, or raise why it cannot be."""
         host = self.get(name)
         host.owner.wait_until_ready(timeout_s=None)
-        self._make_room(name)
+        self._make_room()
         return host
 
     def peek(self, name: str) -> Host | None:
@@ -96,24 +98,27 @@ class Hosts:
         with self._lock:
             host = self._hosts.pop(name, None)
         if host is not None:
-            self._dismiss(host)
+            host.owner.stop_accepting()
         return host is not None
 
     def close(self, *, grace_s: float) -> None:
         """Take no more work, wait `grace_s` seconds at most for what was accepted, and refuse the rest."""
         refusal = ShuttingDown("The service is being shut down; try again in a moment.", retry_after_s=1)
         hosts = self._empty(refusal)
+        deadline = time.monotonic() + grace_s
+        working = [host for host in hosts if host.owner.state != "loading"]  # that is not worth waiting for
         for host in hosts:
             host.owner.stop_accepting()
-        deadline = time.monotonic() + grace_s
         for host in hosts:
-            host.owner.close(grace_s=max(0.0, deadline - time.monotonic()))
+            host.owner.close(grace_s=max(0.0, deadline - time.monotonic()) if host in working else 0.0)
 
     def _lose(self, error: DeviceLost) -> None:
         """Answer all that was accepted; no model of this process will run again."""
+        known = isinstance(self._refusal, DeviceLost)
         for host in self._empty(error):
             host.owner.lose(error)
-        self._on_lost()
+        if not known:
+            self._on_lost()
 
     def _empty(self, refusal: EngineError) -> list[Host]:
         with self._lock:
@@ -125,34 +130,40 @@ class Hosts:
         may_download = spec.name in self._settings.preloaded
         if not may_download:
             require_weights(spec)
-        return Host(spec, self._settings, self._metrics, may_download=may_download, on_lost=self._lose)
-
-    def _dismiss(self, host: Host) -> None:
-        host.owner.stop_accepting()
-        self._metrics.unloaded(host.spec.name)
+        return Host(
+            spec,
+            self._settings,
+            self._metrics,
+            may_download=may_download,
+            on_loaded=self._welcome,
+            on_lost=self._lose,
+        )
 
     @cached_property
     def _budget_bytes(self) -> int:
         return devices.model_memory_bytes(self._settings, devices.own_device(self._settings))
 
-    def _make_room(self, newcomer: str) -> None:
-        """Let the least recently used go, once the newcomer is there; raise `ModelTooLarge` if that cannot help."""
+    def _welcome(self, newcomer: Host) -> None:
+        """Let others go for a model that was loaded; raises `ModelTooLarge`, before they go, if that cannot help."""
+        pinned = self._settings.preloaded
+        with self._lock:
+            pinned_bytes = self._size_bytes(pinned)
+        if newcomer.spec.name not in pinned and pinned_bytes + newcomer.size_bytes > self._budget_bytes:
+            msg = (
+                f"Model {newcomer.spec.name!r} takes {newcomer.size_bytes} bytes, and the models of the start, which "
+                f"stay, {pinned_bytes}: together more than {self._budget_bytes} (HEATLENS_MODEL_MEMORY_BYTES)."
+            )
+            raise ModelTooLarge(msg, limit=self._budget_bytes)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Let the least recently used go while all together are too large, unless a request is at them."""
         with self._lock:
             for name, host in list(self._hosts.items()):
                 if self._size_bytes() <= self._budget_bytes:
                     return
-                if name != newcomer and self._may_go(host):
-                    self._dismiss(self._hosts.pop(name))
-            loaded = self._hosts.get(newcomer)
-            pinned = self._size_bytes(self._settings.preloaded)
-            if not loaded or newcomer in self._settings.preloaded or pinned + loaded.size_bytes <= self._budget_bytes:
-                return
-            self._dismiss(self._hosts.pop(newcomer))
-        msg = (
-            f"Model {newcomer!r} takes {loaded.size_bytes} bytes, and the models of the start, which stay, {pinned}: "
-            f"together more than the limit of {self._budget_bytes} (HEATLENS_MODEL_MEMORY_BYTES)."
-        )
-        raise ModelTooLarge(msg, limit=self._budget_bytes)
+                if self._may_go(host):
+                    self._hosts.pop(name).owner.stop_accepting()
 
     def _size_bytes(self, names: Container[str] | None = None) -> int:
         return sum(host.size_bytes for name, host in self._hosts.items() if names is None or name in names)

@@ -15,7 +15,7 @@ from explainers.batch import ToGrid
 from explainers.errors import ExplainError, LayerNotSpatial
 from explainers.hooks import observe
 from explainers.work import is_out_of_memory
-from models import ModelSpec
+from models import ModelError, ModelSpec
 from models.layers import LayerInfo, LayerTracer
 from models.loading import load
 from models.order import OrderCheck, mixes
@@ -74,6 +74,8 @@ class Network:
         check = OrderCheck(layers)
         try:
             self._observe(check, mixes(self.model.preprocess.channels, self.model.preprocess.input_size))
+        except torch.AcceleratorError:
+            raise
         except Exception as error:  # noqa: BLE001 - foreign code, which has answered one picture before
             self.takes_batches = isinstance(error, RuntimeError) and is_out_of_memory(error)
             why = "memory ran out" if self.takes_batches else "it takes one picture at a time"
@@ -111,7 +113,9 @@ class Network:
             found = split(self.model, self.default_layer)
             quick = Subject(found.module, found.scores, black=self._subject.black)
             self._require_same_map(quick, sample)
-        except NotSplit as why:
+        except torch.AcceleratorError:
+            raise
+        except (NotSplit, ExplainError, ModelError, RuntimeError) as why:  # foreign code, which runs well as it is
             _log.info("%s is run as it is: %s", self.model.spec.name, why)
             return None
         self.size_bytes += found.size_bytes

@@ -8,7 +8,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 import explainers
 from app.catalogue import Catalogue
-from app.config import Settings
-from app.engine import Watch
+from app.config import Settings, SettingsError
+from app.engine import DeadlineExceeded, Watch
 from app.errors import LimitExceeded, NoDefaultLayer, UnknownLabel, VersusNotTaken
 from app.hosting import Host, Payload
 from app.hosts import Hosts
@@ -105,8 +106,9 @@ class Service:
     """Joins models, explainers, the engine and imaging; one per process."""
 
     def __init__(self, settings: Settings, on_device_lost: Callable[[], None] = lambda: None) -> None:
-        for name in settings.method_timeouts_s:
-            explainers.get(name)
+        if unknown := settings.method_timeouts_s.keys() - explainers.names():
+            msg = f"HEATLENS_METHOD_TIMEOUTS_S: there is no method {min(unknown)!r}; see `heatlens methods`."
+            raise SettingsError(msg)
         self.settings = settings
         self.metrics = Metrics()
         self.registry = Registry(settings.models_dir)
@@ -169,7 +171,7 @@ class Service:
             loaded_s = clock.lap()
             targets = self._targets(options, host.model)
             layers = self._layers(options, method, host)
-            picture, inputs, geometry = self._look(data, host, options.max_side)
+            picture, inputs, geometry = self._look(data, host, options.max_side, clock)
             decode_s = clock.lap()
             job = host.explain(
                 Payload(inputs, targets),
@@ -180,8 +182,9 @@ class Service:
                 limit=clock.limit,
             )
             answer = job.result(watch)
+            model = host.model
         return Explained(
-            model=host.model,
+            model=model,
             picture=picture,
             geometry=geometry,
             scores=answer.scores,
@@ -190,7 +193,7 @@ class Service:
             parameters=checked,
             layers=layers,
             attributions=answer.attributions,
-            identity=_identity(host.model, method, checked, targets, layers),
+            identity=_identity(model, method, checked, targets, layers),
         )
 
     def predict(
@@ -200,25 +203,38 @@ class Service:
         clock = self._clock(timeout_s)
         with self.hosts.using(options.model or self.settings.default_model, timeout_s=clock.remaining_s) as host:
             loaded_s = clock.lap()
-            picture, inputs, geometry = self._look(data, host, max_side=_SHOWN_PX)
+            picture, inputs, geometry = self._look(data, host, _SHOWN_PX, clock)
             decode_s = clock.lap()
             job = host.predict(Payload(inputs), timeout_s=clock.remaining_s, limit=clock.limit)
             scores = job.result(watch)
-        return Seen(host.model, picture, geometry, scores, Timings(decode_s, loaded_s + job.queue_s, job.run_s))
+            model = host.model
+        return Seen(model, picture, geometry, scores, Timings(decode_s, loaded_s + job.queue_s, job.run_s))
 
-    def _look(self, data: bytes, host: Host, max_side: int) -> tuple[Picture, NDArray[np.float32], Geometry]:
+    def _look(
+        self, data: bytes, host: Host, max_side: int, clock: _Clock
+    ) -> tuple[Picture, NDArray[np.float32], Geometry]:
         """Decode no larger than needed, and turn the picture into the model's input.
 
         What the model sees must not depend on the size of the answer, so a larger answer has a decode of its own.
         """
         preprocess = host.model.preprocess
-        with self._decoding:
+        with self._decoder(clock):
             picture = decode(data, self._limits, enough_px=2 * preprocess.enough_px, longest_px=_SHOWN_PX)
             inputs, geometry = preprocess(picture.samples, (picture.width, picture.height))
             wanted_px = min(max_side, max(picture.width, picture.height))
             if wanted_px > _ENLARGED * max(picture.pixels.shape[:2]):
                 picture = decode(data, self._limits, enough_px=1, longest_px=max_side)
         return picture, inputs, geometry
+
+    @contextmanager
+    def _decoder(self, clock: _Clock) -> Iterator[None]:
+        """Wait for one of the decoders, as long as the request has time; raises `DeadlineExceeded`."""
+        if not self._decoding.acquire(timeout=clock.remaining_s):
+            raise DeadlineExceeded(f"The request was not answered within {clock.limit}.")
+        try:
+            yield
+        finally:
+            self._decoding.release()
 
     def _clock(self, timeout_s: float | None, method: Method | None = None) -> _Clock:
         """Return the clock of a request that may itself have asked for less time than there is."""

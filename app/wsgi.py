@@ -12,7 +12,8 @@ from flask import Flask
 
 from app import create_app, logs, tracing
 from app.config import SettingsError, load_settings
-from app.errors import KNOWN_ERRORS
+from app.engine import DeviceLost
+from app.errors import KNOWN_ERRORS, DeviceUnavailable
 
 _BOOT_FAILED = 3  # gunicorn's own exit code for "do not respawn"
 
@@ -29,12 +30,14 @@ def application() -> Flask:
             tracing.start(app)
         service = app.extensions["heatlens"]
         service.start()
-    except SettingsError as error:
+    except DeviceLost:  # it was logged; no code that tells gunicorn to give up, for another process may succeed
+        sys.exit(1)
+    except (SettingsError, DeviceUnavailable) as error:
         logging.getLogger(__name__).critical("cannot start: %s", error)
         sys.exit(_BOOT_FAILED)
     except KNOWN_ERRORS as error:
         logging.getLogger(__name__).critical(
-            "cannot start (HEATLENS_DEFAULT_MODEL, HEATLENS_MODELS, HEATLENS_MODELS_DIR): %s", error
+            "cannot start with these models (HEATLENS_DEFAULT_MODEL, HEATLENS_MODELS, HEATLENS_MODELS_DIR): %s", error
         )
         sys.exit(_BOOT_FAILED)
     atexit.register(service.close)

@@ -240,7 +240,9 @@ def _activation_behind(graph_module: fx.GraphModule, node: fx.Node, *, after_sum
         return _NONE
     (user,) = node.users
     part = _module(graph_module, user)
-    fused = _ACTIVATIONS.get(user.target if part is None else type(part), _NONE)
+    # A module's path could read like a method's name.
+    kind = type(part) if user.op == "call_module" else user.target
+    fused = _ACTIVATIONS.get(kind, _NONE)
     return _NONE if after_sum and fused[0] != "relu" else fused
 
 

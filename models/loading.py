@@ -6,10 +6,12 @@ Everything that the answer depends on is verified here, so that a request can on
 import hashlib
 import logging
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,8 +57,14 @@ class LoadedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of the specification and the weights: what has the same gives the same scores."""
-        return hashlib.sha256(f"{self.spec.model_dump_json()} {self.weights_sha256}".encode()).hexdigest()
+        """SHA-256, in hex, of specification, weights and an own architecture's file: the same gives the same scores.
+
+        What that file imports is not covered.
+        """
+        kind, name, *_ = self.spec.arch.split(":")
+        source = getattr(sys.modules.get(name), "__file__", None) if kind == "python" else None
+        code = Path(source).read_bytes() if source else b""
+        return hashlib.sha256(f"{self.spec.model_dump_json()} {self.weights_sha256} ".encode() + code).hexdigest()
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the scores (N, K) float32 of inputs (N, C, h, w) float32; differentiable.
@@ -197,7 +205,7 @@ def _in_own_words(model: LoadedModel) -> Iterator[None]:
     """Turn whatever the network raises inside the `with` into `CheckForwardFailed`: it is foreign code."""
     try:
         yield
-    except (ModelError, torch.OutOfMemoryError):
+    except (ModelError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except (Exception, SystemExit) as error:
         refuse_training_mode(model.module)  # a BatchNorm in training mode refuses single numbers

@@ -32,7 +32,8 @@ class Owner(Generic[P, R]):
     so that one bad item fails alone.
 
     `batch_size(key)` is how many may run together. After a batch, `wait_s` seconds at most are waited for the next
-    to fill; a job that comes while the thread idles runs at once. `ran(key, jobs, seconds)` hears of every batch.
+    to fill; a job that comes while the thread idles runs at once. `ran(key, jobs, seconds)` hears of every batch, and
+    `ended()` is the last thing that the thread does.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Owner(Generic[P, R]):
         batch_size: Callable[[Hashable], int] = lambda key: 1,
         wait_s: float = 0.0,
         ran: Callable[[Hashable, Sequence[Job[P, R]], float], None] = lambda key, jobs, seconds: None,
+        ended: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -53,6 +55,7 @@ class Owner(Generic[P, R]):
         self._running: Sequence[Job[P, R]] = ()
         self._wait_s = wait_s
         self._ran = ran
+        self._ended = ended
         self._clock = clock
         self._changed = threading.Condition()
         self._closed = False
@@ -118,6 +121,12 @@ class Owner(Generic[P, R]):
 
     def _work(self, prepare: Callable[[], Run[P, R]]) -> None:
         try:
+            self._prepare_and_run(prepare)
+        finally:
+            self._ended()
+
+    def _prepare_and_run(self, prepare: Callable[[], Run[P, R]]) -> None:
+        try:
             run = prepare()
         except BaseException as raised:  # noqa: BLE001 - whatever it is, all who wait are told
             _log.info("preparing %s failed", self.name, exc_info=raised)
@@ -158,7 +167,10 @@ class Owner(Generic[P, R]):
             job.finished = finished
         run_s = jobs[0].run_s
         self.seconds_each += 0.2 * (run_s / len(jobs) - self.seconds_each)
-        self._ran(jobs[0].key, jobs, run_s)
+        try:
+            self._ran(jobs[0].key, jobs, run_s)
+        except Exception:  # noqa: BLE001 - the jobs are to be answered, whatever becomes of their count
+            _log.exception("noting a batch of %s failed", self.name)
         for job, outcome in zip(jobs, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 _forget_work(outcome)

@@ -69,7 +69,7 @@ def test_workers_are_fewer_where_memory_is_short(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(6)))
     monkeypatch.setattr("app.config._CPU_QUOTA", Path("/nowhere"))
     monkeypatch.setattr("app.config._MEMORY_LIMIT", tmp_path / "memory.max")
-    for limit, workers, threads in (("max", 6, 1), (str(3 * 2**30 + 5), 3, 2), (str(2**29), 1, 6)):
+    for limit, workers, threads in (("max", 6, 1), (str(9 * 2**29 + 5), 3, 2), (str(2**29), 1, 6)):  # 1.5 GiB each
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         settings = Settings(device="cpu")
         assert (settings.worker_count, settings.torch_thread_count) == (workers, threads)
@@ -112,6 +112,15 @@ def test_methods_may_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("HEATLENS_METHOD_TIMEOUTS_S", wrong)
         with pytest.raises(SettingsError, match="HEATLENS_METHOD_TIMEOUTS_S="):
             load_settings()
+
+
+def test_some_threads_are_left_to_refuse_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEATLENS_THREADS", "24")
+    monkeypatch.setenv("HEATLENS_QUEUE_TOTAL", "24")
+    with pytest.raises(SettingsError, match=r"HEATLENS_QUEUE_TOTAL=.*only 24 threads \(HEATLENS_THREADS\)"):
+        load_settings()
+    monkeypatch.setenv("HEATLENS_QUEUE_TOTAL", "23")
+    assert load_settings().queue_total == 23
 
 
 def test_every_setting_says_what_it_is() -> None:

@@ -13,9 +13,11 @@ from app.engine import ShuttingDown
 from app.errors import ModelFailed
 from app.hosting import Host, Payload
 from app.hosts import Hosts
+from app.metrics import Metrics
 from explainers import Explanation, Target
 from explainers.errors import LayerNotSpatial, UnknownLayer
 from models import ModelError, Registry
+from tests import zoo
 from tests.app.test_hosts import sizes
 
 
@@ -138,15 +140,41 @@ def test_a_layer_named_in_the_model_file_is_the_default(tmp_path: Path) -> None:
     hosts.close(grace_s=60)
 
 
-def test_an_unloaded_model_leaves_the_memory_and_its_thread_ends(models_dir: Path) -> None:
-    hosts = Hosts(Registry(models_dir), Settings(torch_threads=1, default_model="small"))
+@pytest.mark.parametrize("name", ["binary", "slow"])  # with a quick way, and without
+def test_an_unloaded_model_leaves_the_memory_and_its_thread_ends(models_dir: Path, name: str) -> None:
+    metrics = Metrics()
+    hosts = Hosts(Registry(models_dir), Settings(torch_threads=1, default_model="small"), metrics)
     before = set(threading.enumerate())
-    module = weakref.ref(hosts.ready("binary").model.module)
+    host = hosts.ready(name)
+    module = weakref.ref(host.model.module)
     (thread,) = set(threading.enumerate()) - before
-    assert hosts.unload("binary")
-    assert not hosts.unload("binary")
-    thread.join(10)
-    assert not thread.is_alive()
-    gc.collect()
-    assert module() is None
+    assert b"heatlens_loaded_models 1.0" in metrics.page()
+    gc.disable()  # freed when it goes, and not because the collector happened to come by
+    try:
+        assert hosts.unload(name)
+        assert not hosts.unload(name)
+        thread.join(10)
+        assert not thread.is_alive()
+        assert module() is None
+    finally:
+        gc.enable()
+    with pytest.raises(ShuttingDown, match="was unloaded"):
+        _ = host.model
+    assert b"heatlens_loaded_models 0.0" in metrics.page()
+    hosts.close(grace_s=60)
+
+
+def test_gauges_know_nothing_of_models_that_never_came(models_dir: Path) -> None:
+    metrics = Metrics()
+    hosts = Hosts(Registry(models_dir), Settings(torch_threads=1, default_model="small"), metrics)
+    with pytest.raises(ModelError):
+        hosts.ready("quits")
+    zoo.may_load.clear()
+    loading = hosts.get("slow_to_load")
+    assert hosts.unload("quits")
+    assert hosts.unload("slow_to_load")
+    zoo.may_load.set()
+    loading.owner._thread.join(10)
+    assert b"heatlens_loaded_models 0.0" in metrics.page()
+    assert b'heatlens_loaded_model_bytes{model="slow_to_load"} 0.0' in metrics.page()
     hosts.close(grace_s=60)

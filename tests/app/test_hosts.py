@@ -137,6 +137,19 @@ def test_a_lost_device_is_told_to_all_and_only_once(settings: Settings, monkeypa
     hosts.close(grace_s=60)
 
 
+def test_a_device_that_is_lost_while_a_model_loads_is_noticed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[int] = []
+    hosts = Hosts(Registry(settings.models_dir), settings, on_lost=lambda: lost.append(1))
+    ready = hosts.ready("small")
+    monkeypatch.setattr(devices, "answers", lambda _device: False)
+    with pytest.raises(DeviceLost):
+        hosts.ready("binary")
+    assert (lost, ready.owner.state) == ([1], "failed")
+    hosts.close(grace_s=60)
+
+
 def test_a_failed_assertion_after_which_the_device_still_answers_is_the_requests_own_error(hosts: Hosts) -> None:
     host = hosts.ready("loses_device")
     with pytest.raises(ModelFailed, match="raised AcceleratorError"):
@@ -208,10 +221,18 @@ def test_a_model_beside_which_the_pinned_ones_do_not_fit_is_refused_with_the_num
     settings = Settings(models_dir=models_dir, torch_threads=1, default_model="small", model_memory_bytes=limit)
     hosts = Hosts(Registry(models_dir), settings)
     hosts.ready("small")
-    with pytest.raises(ModelTooLarge, match=rf"takes {binary} bytes.*{small}.*{limit} \(HEATLENS_MODEL_MEMORY_BYTES"):
-        hosts.ready("binary")
-    assert hosts.peek("binary") is None
     assert hosts.ready("negative").size_bytes == negative
+    for _ in range(3):
+        with pytest.raises(
+            ModelTooLarge, match=rf"takes {binary} bytes.*{small}.*{limit} \(HEATLENS_MODEL_MEMORY_BYTES"
+        ):
+            hosts.ready("binary")
+    refused = hosts.peek("binary")
+    assert refused is not None
+    assert (refused.owner.state, refused.size_bytes) == ("failed", 0)  # remembered for a while, not loaded again
+    kept = hosts.peek("negative")
+    assert kept is not None
+    assert kept.owner.state == "ready"  # nobody went for a model that could not stay
     hosts.close(grace_s=60)
 
 

@@ -49,6 +49,24 @@ class ConvSeen(Net):
         return self.bn2(x) * x.sigmoid()
 
 
+class Leaky(nn.Module):
+    """Hands on a part of what is negative; it cannot be traced."""
+
+    def forward(self, x: Tensor, part: float) -> Tensor:
+        return F.leaky_relu(x, part) if x.sum() < torch.inf else x
+
+
+class CalledRelu(Net):
+    """A module whose name is that of a method, and which does something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu_ = Leaky()
+
+    def middle(self, x: Tensor) -> Tensor:
+        return self.relu_(self.bn2(self.conv2(x)), 0.5)
+
+
 class ActivationSeen(Net):
     """What the in-place ReLU changes is used by another name too."""
 
@@ -342,6 +360,6 @@ class Unfoldable(Net):
 RIGHT = (
     Net, ConvTwice, ConvSeen, ActivationSeen, Sum, SumInPlace, SumBounded, SumMethod, SumOfItself, SumOfOneCell,
     SumLater, Activated, Same, Reflected, Standardised, NoStatistics, Hooked, Parametrised, Branching, NoGradBehind,
-    Optional, Answers, Constant, Nested, InPlaceLayer,
+    Optional, Answers, Constant, Nested, InPlaceLayer, CalledRelu,
 )  # fmt: skip
 """Those that have a fast way, which must be right."""

@@ -166,8 +166,9 @@ function showAnswer() {
 function showFacts({ model, method, layers, timings_s: timings }) {
   const seconds = Object.values(timings).reduce((sum, part) => sum + part, 0);
   const untrained = model.weights === "random" ? " This model has made-up weights: its answers mean nothing." : "";
+  const time = seconds > 0 ? `${seconds.toFixed(2)}\u00a0s` : "answered from memory";
   const where = layers.length ? `, layer ${layers.join(" and ")}` : "";
-  $("facts").textContent = `Model ${model.name}, method ${method.name}${where}, ${seconds.toFixed(2)}\u00a0s.${untrained}`;
+  $("facts").textContent = `Model ${model.name}, method ${method.name}${where}, ${time}.${untrained}`;
 }
 
 function addRow(target) {

@@ -104,3 +104,20 @@ def test_the_document_has_the_header_on_both_routes(limited: FlaskClient) -> Non
         parameters = document["paths"][f"/v1/{route}"]["post"]["parameters"]
         assert {each["name"] for each in parameters if each["in"] == "header"} == names
     assert "304" in document["paths"]["/v1/explain"]["post"]["responses"]
+
+
+def test_time_runs_while_other_pictures_are_decoded(limited: FlaskClient, cat: bytes) -> None:
+    decoders = limited.application.extensions["heatlens"]._decoding
+    held = 0
+    while decoders.acquire(blocking=False):
+        held += 1
+    began = time.monotonic()
+    problem = ask(limited, cat, "/v1/explain", "0.2").json
+    assert time.monotonic() - began < LIMIT_S
+    assert problem is not None
+    assert (problem["status"], problem["code"]) == (504, "deadline_exceeded")
+    assert f"0.2 s ({HEADER})" in problem["detail"]
+    for _ in range(held):
+        decoders.release()
+    assert held == 4
+    assert ask(limited, cat, "/v1/explain", "60").status_code == 200
