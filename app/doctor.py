@@ -42,5 +42,6 @@ def _devices(settings: Settings) -> dict[str, Any]:
         found = torch.cuda.get_device_properties(index)
         devices[f"cuda:{index}"] = f"{found.name}, {found.total_memory / 2**30:.1f} GiB of memory"
     workers, threads = settings.worker_count, settings.torch_thread_count
-    devices["serve starts"] = f"{workers} workers on {', '.join(settings.devices)}, {threads} torch threads each"
+    where = ", ".join(settings.devices)
+    devices["serve starts"] = f"workers: {workers}, on {where}, torch threads of each: {threads}"
     return devices

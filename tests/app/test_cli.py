@@ -80,7 +80,7 @@ def test_explain_as_json(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use_is_2_and_loads_no_model(monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str) -> None:
-    monkeypatch.setattr("app.hosting.load", None)
+    monkeypatch.setattr("app.network.load", None)
     code, _, err = run(*arguments)
     assert code == 2
     assert words in err

@@ -55,7 +55,7 @@ class Load:
                 self.outcomes[type(error).__name__] += 1
 
 
-def until(condition: Callable[[], bool], limit_s: float = 90) -> None:
+def until(condition: Callable[[], bool], limit_s: float = 180) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
