@@ -139,7 +139,6 @@ class Host:
             self.size_bytes = network.size_bytes
             self._on_loaded(self)
         except Exception as error:
-            self._failed = time.monotonic()
             self.size_bytes = 0
             if not isinstance(error, DeviceLost):
                 self._require_device(device, error)  # whatever was made of it, the loss is what counts
@@ -152,12 +151,13 @@ class Host:
     def _leave(self) -> None:
         """Leave the memory. The quick way is a graph, whose parts refer to each other: only a collection frees it."""
         if self._network is None:
+            self._failed = time.monotonic()
             return
         self._metrics.unloaded(self.spec.name)
         on_gpu = self._network.model.device.type == "cuda"
         self._network, self.size_bytes = None, 0
         gc.collect()
-        if on_gpu:
+        if on_gpu and self.owner.state != "failed":  # a lost device takes no more orders
             torch.cuda.empty_cache()
 
     def _batch_size(self, key: Hashable) -> int:

@@ -73,7 +73,8 @@ class Hosts:
         """
         with ExitStack() as stack:
             with self._lock:
-                known = self._hosts.get(self._registry.get(name).name)  # unknown names hold no place
+                self._registry.get(name)  # an unknown name is no reason to be refused a place
+                known = self._hosts.get(name)
                 seconds_each = known.owner.seconds_each if known else 0.0
                 stack.enter_context(self._admission.place(name, seconds_each=seconds_each))
                 host = self.get(name)

@@ -10,7 +10,7 @@ import pytest
 
 from app.config import Settings
 from app.engine import ShuttingDown
-from app.errors import ModelFailed
+from app.errors import DeviceUnavailable, ModelFailed
 from app.hosting import Host, Payload
 from app.hosts import Hosts
 from app.metrics import Metrics
@@ -161,6 +161,21 @@ def test_an_unloaded_model_leaves_the_memory_and_its_thread_ends(models_dir: Pat
     with pytest.raises(ShuttingDown, match="was unloaded"):
         _ = host.model
     assert b"heatlens_loaded_models 0.0" in metrics.page()
+    hosts.close(grace_s=60)
+
+
+def test_a_failed_load_is_tried_again_some_time_after_it_failed(
+    models_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = Hosts(Registry(models_dir), Settings(torch_threads=1, default_model="small", device="cuda:7"))
+    for retry_s, is_the_same in ((1000.0, True), (0.0, False)):
+        with pytest.raises(DeviceUnavailable, match="HEATLENS_DEVICE is cuda:7"):
+            hosts.ready("small")
+        failed = hosts.peek("small")
+        assert failed is not None
+        failed.owner._thread.join(10)
+        monkeypatch.setattr("app.hosting._RETRY_FAILED_S", retry_s)
+        assert (hosts.get("small") is failed) == is_the_same
     hosts.close(grace_s=60)
 
 
