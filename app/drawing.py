@@ -19,7 +19,9 @@ from app.schemas.answers import (
     ClassScore,
     ExplainFacts,
     ExplanationAnswer,
+    Facts,
     ImageInfo,
+    MapFacts,
     MapInfo,
     MethodRef,
     ModelRef,
@@ -99,9 +101,39 @@ class Drawing:
             "X-HeatLens-Weights": _model(explained).weights,
         }
 
+    def facts(self) -> Facts:
+        """Say what there is to say of the picture as a whole."""
+        explained = self._explained
+        return Facts(
+            model=_model(explained),
+            method=_method(explained),
+            layers=explained.layers,
+            image=_image(explained),
+            predictions=[
+                Prediction(index=row.index, label=row.label, probability=row.probability)
+                for row in _classes(explained, explained.most_probable(_PREDICTIONS))
+            ],
+        )
+
+    def map_facts(self) -> list[MapFacts]:
+        """Say what there is to say of each target's map."""
+        return [self._map_facts(map_) for map_ in self._maps]
+
+    def picture(self, place: int, format_: Format) -> bytes:
+        """Draw the map of the target in that place; `format_` is one of a picture."""
+        return self._picture(self._maps[place], format_)[0]
+
+    def levels(self, place: int) -> bytes:
+        """Return the display map of the target in that place as gray PNG, at the size of the answer."""
+        return encode.gray_png(self._maps[place].display.values)
+
+    def arrays(self) -> bytes:
+        """Return all maps and scores as `npz`."""
+        return encode.npz(self._arrays())
+
     def _binary(self, format_: Format) -> bytes:
         if format_ == "npz":
-            return encode.npz(self._arrays())
+            return self.arrays()
         count = len(self._explained.attributions)
         if count > 1:
             msg = f"{count} targets do not fit into one {format_}; ask for format json or npz."
@@ -158,30 +190,22 @@ class Drawing:
         return Map(attribution, placed, display(placed, attribution.raw, self._explained.method.display_percentile))
 
     def _json(self) -> bytes:
-        explained = self._explained
-        facts = ExplainFacts(
-            model=_model(explained),
-            method=_method(explained),
-            layers=explained.layers,
-            image=_image(explained),
-            predictions=[
-                Prediction(index=row.index, label=row.label, probability=row.probability)
-                for row in _classes(explained, explained.most_probable(_PREDICTIONS))
-            ],
-            explanations=[self._explanation(map_) for map_ in self._maps],
-        )
-        return facts.model_dump_json().encode()
+        explanations = [self._explanation(map_) for map_ in self._maps]
+        return ExplainFacts(**dict(self.facts()), explanations=explanations).model_dump_json().encode()
 
     def _explanation(self, map_: Map) -> ExplanationAnswer:
-        score = map_.attribution.score
-        (target,) = _classes(self._explained, [score.index])
-        versus = None if score.versus is None else _classes(self._explained, [score.versus])[0]
         format_ = "png" if self._options.view == "layer" else "jpeg"
         content, (width, height) = self._picture(map_, format_)
         picture = PictureAnswer(
             media_type=f"image/{format_}", width=width, height=height, base64=base64.b64encode(content).decode()
         )
-        return ExplanationAnswer(target=target, versus=versus, map=_map(map_), picture=picture)
+        return ExplanationAnswer(**dict(self._map_facts(map_)), picture=picture)
+
+    def _map_facts(self, map_: Map) -> MapFacts:
+        score = map_.attribution.score
+        (target,) = _classes(self._explained, [score.index])
+        versus = None if score.versus is None else _classes(self._explained, [score.versus])[0]
+        return MapFacts(target=target, versus=versus, map=_map(map_))
 
 
 def draw(explained: Explained, options: ExplainOptions, format_: Format) -> tuple[Drawn, TimingsAnswer]:

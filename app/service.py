@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from app.errors import LimitExceeded, NoDefaultLayer, UnknownLabel, VersusNotTak
 from app.hosting import Host, Payload
 from app.hosts import Hosts
 from app.imaging.decode import Picture, decode
+from app.imaging.encode import fit, resize
 from app.imaging.limits import Limits
 from app.metrics import Metrics
 from app.schemas.options import ClassName, ExplainOptions, PredictOptions
@@ -171,7 +172,9 @@ class Service:
             loaded_s = clock.lap()
             targets = self._targets(options, host.model)
             layers = self._layers(options, method, host)
-            picture, inputs, geometry = self._look(data, host, options.max_side, clock)
+            with self._decoder(clock):
+                picture, inputs, geometry = self._look(data, host, options.max_side)
+                picture = _no_larger(picture, options.max_side)
             decode_s = clock.lap()
             job = host.explain(
                 Payload(inputs, targets),
@@ -203,27 +206,25 @@ class Service:
         clock = self._clock(timeout_s)
         with self.hosts.using(options.model or self.settings.default_model, timeout_s=clock.remaining_s) as host:
             loaded_s = clock.lap()
-            picture, inputs, geometry = self._look(data, host, _SHOWN_PX, clock)
+            with self._decoder(clock):
+                picture, inputs, geometry = self._look(data, host, _SHOWN_PX)
             decode_s = clock.lap()
             job = host.predict(Payload(inputs), timeout_s=clock.remaining_s, limit=clock.limit)
             scores = job.result(watch)
             model = host.model
         return Seen(model, picture, geometry, scores, Timings(decode_s, loaded_s + job.queue_s, job.run_s))
 
-    def _look(
-        self, data: bytes, host: Host, max_side: int, clock: _Clock
-    ) -> tuple[Picture, NDArray[np.float32], Geometry]:
+    def _look(self, data: bytes, host: Host, max_side: int) -> tuple[Picture, NDArray[np.float32], Geometry]:
         """Decode no larger than needed, and turn the picture into the model's input.
 
         What the model sees must not depend on the size of the answer, so a larger answer has a decode of its own.
         """
         preprocess = host.model.preprocess
-        with self._decoder(clock):
-            picture = decode(data, self._limits, enough_px=2 * preprocess.enough_px, longest_px=_SHOWN_PX)
-            inputs, geometry = preprocess(picture.samples, (picture.width, picture.height))
-            wanted_px = min(max_side, max(picture.width, picture.height))
-            if wanted_px > _ENLARGED * max(picture.pixels.shape[:2]):
-                picture = decode(data, self._limits, enough_px=1, longest_px=max_side)
+        picture = decode(data, self._limits, enough_px=2 * preprocess.enough_px, longest_px=_SHOWN_PX)
+        inputs, geometry = preprocess(picture.samples, (picture.width, picture.height))
+        wanted_px = min(max_side, max(picture.width, picture.height))
+        if wanted_px > _ENLARGED * max(picture.pixels.shape[:2]):
+            picture = decode(data, self._limits, enough_px=1, longest_px=max_side)
         return picture, inputs, geometry
 
     @contextmanager
@@ -270,6 +271,16 @@ class Service:
             msg = f"{host.spec.name!r} has no default layer: {why_none}. Name one with the option layer."
             raise NoDefaultLayer(msg)
         return [default]
+
+
+def _no_larger(picture: Picture, max_side: int) -> Picture:
+    """Keep no more pixels than the answer shows while the picture waits for the model: it may be one of many."""
+    size = fit(picture.width, picture.height, max_side)
+    if size[0] * size[1] >= picture.pixels.shape[0] * picture.pixels.shape[1]:
+        return picture
+    pixels = resize(picture.pixels, size)
+    pixels.setflags(write=False)
+    return replace(picture, pixels=pixels, planes=None)
 
 
 def _identity(

@@ -60,7 +60,7 @@ def explain(
         msg = f"{len(inputs)} pictures came with {len(targets)} lists of targets; each picture needs its own."
         raise ExplainError(msg)
     chosen = registry.get(method)
-    _check_layers(chosen, layers)
+    check_layers(chosen, layers)
     checked = check_parameters(chosen, parameters or {})
     if not len(inputs):
         return []
@@ -97,7 +97,8 @@ def check_parameters(method: registry.Method, parameters: Mapping[str, object]) 
         ) from error
 
 
-def _check_layers(method: registry.Method, layers: Sequence[str]) -> None:
+def check_layers(method: registry.Method, layers: Sequence[str]) -> None:
+    """Raise `LayerNotTaken` for more or fewer layers than the method takes, or one given twice."""
     most = method.max_layers
     if not min(most, 1) <= len(layers) <= most:
         takes = "no layer" if most == 0 else "one layer" if most == 1 else f"one to {most} layers"

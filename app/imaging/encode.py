@@ -51,6 +51,14 @@ def _parameters(format: str, quality: int) -> list[int]:  # noqa: A002
     ]
 
 
+def gray_png(values: NDArray[np.float32]) -> bytes:
+    """Encode (H, W) in [0, 1] as 8-bit gray PNG: 0 is black, 1 is white."""
+    done, buffer = cv2.imencode(".png", cv2.convertScaleAbs(values, alpha=255.0))
+    if not done:
+        raise RuntimeError(f"OpenCV could not encode {values.shape[1]} x {values.shape[0]} px as png")
+    return buffer.tobytes()
+
+
 def npy(array: NDArray[np.generic]) -> bytes:
     """Write one array as a .npy file. Object arrays are refused with `ValueError`: they would be pickled."""
     buffer = BytesIO()

@@ -86,12 +86,17 @@ class PictureAnswer(Answer):
     base64: str
 
 
-class ExplanationAnswer(Answer):
-    """One map."""
+class MapFacts(Answer):
+    """What is known of one map."""
 
     target: ClassScore
     versus: ClassScore | None
     map: MapInfo
+
+
+class ExplanationAnswer(MapFacts):
+    """One map."""
+
     faithfulness: None = Field(None, description="Not measured.")
     picture: PictureAnswer
 
@@ -108,14 +113,19 @@ class Timings(Answer):
     render: float
 
 
-class ExplainFacts(Answer):
-    """What everybody is answered who asks the same."""
+class Facts(Answer):
+    """What is known of a picture that was explained."""
 
     model: ModelRef
     method: MethodRef
     layers: list[str]
     image: ImageInfo
     predictions: list[Prediction]
+
+
+class ExplainFacts(Facts):
+    """What everybody is answered who asks the same."""
+
     explanations: list[ExplanationAnswer]
 
 

@@ -59,3 +59,11 @@ def test_predict_and_explain_give_the_same_scores(service: Service) -> None:
         explained = service.explain(data, ExplainOptions(max_side=max_side), {})
         np.testing.assert_array_equal(predicted.scores, explained.scores)
     assert explained.picture.pixels.shape == (3000, 4000, 3)  # the largest answer is drawn on all the pixels
+
+
+def test_a_picture_that_waits_has_no_more_pixels_than_its_answer(service: Service) -> None:
+    buffer = io.BytesIO()
+    Image.open(PICTURES / "coffee.png").resize((1500, 1000)).save(buffer, "PNG")  # which is never decoded reduced
+    explained = service.explain(buffer.getvalue(), ExplainOptions(max_side=300), {})
+    assert explained.picture.pixels.shape == (200, 300, 3)
+    assert (explained.picture.width, explained.picture.height) == (1500, 1000)
