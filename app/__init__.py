@@ -22,6 +22,9 @@ def create_app(settings: "Settings", on_device_lost: "Callable[[], None]" = lamb
 
     from app import problems, rate_limit, telemetry
     from app.api import documents, explain, health, metrics, models
+    from app.api import jobs as job_routes
+    from app.api.events import Streams
+    from app.jobs.jobs import Jobs
     from app.schemas.answers import ExplainAnswer, Problem
     from app.service import Service
     from app.web import pages
@@ -46,8 +49,12 @@ def create_app(settings: "Settings", on_device_lost: "Callable[[], None]" = lamb
     app.extensions["heatlens"] = service
     telemetry.register(app, service.metrics)
     problems.register(app)
-    for part in (explain, models, health, metrics):
+    jobs, streams = Jobs(settings, service), Streams(settings.event_streams)
+    app.extensions |= {"heatlens_jobs": jobs, "heatlens_streams": streams}
+    for part in (explain, models, health):
         app.register_api(part.blueprint(service))
+    app.register_api(metrics.blueprint(service, jobs))
+    app.register_api(job_routes.blueprint(jobs, service, streams))
     rate_limit.register(app, settings)
     app.register_blueprint(pages.blueprint(app))
     app.components_schemas.update(documents.components(Problem, ExplainAnswer))

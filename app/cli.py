@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from app.cli_batch import batch
+from app.cli_jobs import jobs_app
 from app.config import PREFIX, Settings, SettingsError, load_settings
 from app.console import complain, fail, print_method, print_methods, print_table, say, show, text, watched
 from app.schemas.answers import MethodInfo
@@ -29,6 +31,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(no_args_is_help=True, help="The models that can be explained.")
 app.add_typer(models_app, name="models")
+app.add_typer(jobs_app, name="jobs")
 
 SAMPLE = Path(__file__).parent / "web" / "static" / "cat.jpg"
 """scikit-image's picture of the cat Chelsea, CC0."""
@@ -63,6 +66,23 @@ def serve(
         sys.executable,
         [sys.executable, "-m", "gunicorn", "-c", "python:app.gunicorn_conf", "app.wsgi:application()"],
     )
+
+
+@app.command()
+def worker() -> None:
+    """Explain the pictures of jobs until stopped, on one device; start as many as you like, on any machine.
+
+    Those that share work have the same HEATLENS_DATABASE_URL and HEATLENS_ARTIFACTS_URL. `heatlens serve` starts
+    HEATLENS_JOB_WORKERS of them by itself.
+    """
+    from app.jobs import supervisor
+
+    settings = load_settings()
+    if settings.torch_threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.torch_threads))  # before torch is imported
+    # As with gunicorn: who stops the command stops the supervisor itself.
+    command = supervisor.command(stall_s=settings.job_stall_s, grace_s=settings.graceful_timeout_s + 1)
+    os.execv(sys.executable, command)  # noqa: S606 - fixed arguments, no shell
 
 
 def welcome(host: str, port: int) -> None:
@@ -116,6 +136,9 @@ def explain(
         for row in rows:
             _say_result(row)
     raise typer.Exit(1 if any("error" in row for row in rows) else 0)
+
+
+app.command()(batch)
 
 
 @models_app.command("list")

@@ -1,12 +1,13 @@
 """The settings: frozen, typed, from `HEATLENS_*` environment variables, and closed to unknown names."""
 
+import base64
 import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, StringConstraints, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -119,13 +120,74 @@ class Settings(BaseSettings):
     model_admin: bool = Field(
         False, description="Whether /v1/models/{model}/load and /unload are answered, each by one worker for itself."
     )
+    data_dir: Path = Field(
+        Path("~/.local/share/heatlens"),
+        validate_default=True,
+        description="Folder of what is kept: the jobs' database, pictures and results.",
+    )
+    database_url: str = Field(
+        "",
+        description="The jobs' database where several machines share it, postgresql://USER:PASSWORD@HOST/NAME; empty: "
+        "a SQLite file in HEATLENS_DATA_DIR.",
+    )
+    artifacts_url: str = Field(
+        "",
+        description="Where the jobs' pictures and results lie, as fsspec writes it (s3://bucket/prefix); empty: in "
+        "HEATLENS_DATA_DIR.",
+    )
+    job_workers: int = Field(
+        1,
+        ge=0,
+        le=256,
+        description="Processes for jobs that the server starts beside itself; 0: `heatlens worker` does.",
+    )
+    job_shard_pictures: int = Field(
+        128, ge=1, le=10_000, description="Pictures of a job that are handed to a worker together."
+    )
+    job_stall_s: float = Field(
+        300.0,
+        gt=0,
+        description="A worker in which no step of a job ends for so long is killed and replaced, in seconds.",
+    )
+    job_retention_s: float = Field(
+        30 * 24 * 3600.0,
+        ge=0,
+        description="How long a finished job is kept, with its results, in seconds; 0: for ever.",
+    )
+    job_store_bytes: int = Field(
+        0, ge=0, description="Size of all jobs' files, beyond which the oldest finished jobs are deleted; 0: any."
+    )
+    min_free_bytes: int = Field(
+        256 * 2**20,
+        ge=0,
+        description="Space that jobs leave free on the disk: with less they wait, and none is accepted.",
+    )
+    max_job_bytes: int = Field(10 * 2**30, ge=1024, description="Size of a job's upload, in bytes.")
+    max_job_items: int = Field(100_000, ge=1, le=1_000_000, description="Pictures of one job.")
+    max_archive_bytes: int = Field(20 * 2**30, ge=1024, description="Size of an archive's contents, in bytes.")
+    max_archive_ratio: float = Field(100.0, ge=1, description="How many times larger an archive may become unpacked.")
+    max_caller_jobs: int = Field(100, ge=1, description="Unfinished jobs of one client.")
+    max_caller_bytes: int = Field(0, ge=0, description="Size of all files of one client's jobs, in bytes; 0: any.")
+    job_sources: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Where jobs may read pictures by themselves: URL prefixes, comma-separated, as in "
+        "file:///data/pictures,s3://bucket/prefix.",
+    )
+    webhook_secret: SecretStr = Field(
+        SecretStr(""),
+        description="Signs webhooks (Standard Webhooks), as whsec_ and 24 to 64 bytes in base64; empty: none.",
+    )
+    webhook_private: bool = Field(False, description="Whether webhooks may go to private addresses, and by http.")
+    event_streams: int = Field(
+        16, ge=0, description="Clients of a worker that watch jobs live, each at the cost of one of HEATLENS_THREADS."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
     log_format: Literal["text", "json"] = Field("text", description="Log lines for people, or one JSON object each.")
     tracing: bool = Field(
         False, description="Whether requests are traced by OpenTelemetry; its OTEL_* variables say where to."
     )
 
-    @field_validator("models", mode="before")
+    @field_validator("models", "job_sources", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
@@ -175,14 +237,47 @@ class Settings(BaseSettings):
             raise ValueError(msg)
         return value
 
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("database_url")
+    @classmethod
+    def _parse_database(cls, value: str) -> str:
+        url = urlsplit(value)
+        if value and (url.scheme != "postgresql" or not url.hostname or not url.path.strip("/")):
+            msg = "it reads postgresql://USER:PASSWORD@HOST/NAME, or is empty for a SQLite file in HEATLENS_DATA_DIR"
+            raise PydanticCustomError("no_database_url", msg)
+        return value
+
+    @field_validator("job_sources")
+    @classmethod
+    def _parse_sources(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for prefix in value:
+            url = urlsplit(prefix)
+            if not url.scheme or "::" in prefix or not (url.netloc or url.path.strip("/")):
+                msg = "each is a URL with a folder or bucket, as in file:///data/pictures or s3://bucket/prefix"
+                raise PydanticCustomError("no_source", msg)
+        return value
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _parse_secret(cls, value: SecretStr) -> SecretStr:
+        secret = value.get_secret_value()
+        if secret and not _is_webhook_secret(secret):
+            msg = "it is whsec_ followed by 24 to 64 bytes in base64, as `openssl rand -base64 32` gives them"
+            raise PydanticCustomError("no_webhook_secret", msg)
+        return value
+
     @property
     def worker_count(self) -> int:
-        """Worker processes: as set, else one per GPU, else one per core, fewer where memory is short."""
+        """Worker processes: as set, else one per GPU, else one per core, fewer where memory is short, also for jobs."""
         if self.workers:
             return self.workers
         if self.devices != ("cpu",):
             return len(self.devices)
-        return max(1, min(_cores(), memory_bytes() // _WORKER_BYTES))
+        return max(1, min(_cores(), memory_bytes() // _WORKER_BYTES - self.job_workers))
 
     @property
     def torch_thread_count(self) -> int:
@@ -193,6 +288,14 @@ class Settings(BaseSettings):
     def preloaded(self) -> tuple[str, ...]:
         """The models loaded at start, the default first."""
         return tuple(dict.fromkeys((self.default_model, *self.models)))
+
+
+def _is_webhook_secret(secret: str) -> bool:
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        return False
+    return secret.startswith("whsec_") and 24 <= len(key) <= 64
 
 
 def _cores() -> int:

@@ -116,5 +116,107 @@ class NoDefaultLayer(ServiceError):
     field = "layer"
 
 
+class JobsUnavailable(ServiceError):
+    """The database of the jobs does not answer."""
+
+    code = "jobs_unavailable"
+
+
+class UnknownJob(ServiceError):
+    """There is no such job, or it was deleted."""
+
+    code = "unknown_job"
+
+
+class UnknownItem(ServiceError):
+    """The job has no such picture, or the picture no such file."""
+
+    code = "unknown_item"
+
+
+class JobState(ServiceError):
+    """The job is in a state in which this cannot be done."""
+
+    code = "job_state"
+
+
+class IdempotencyConflict(ServiceError):
+    """The key was used for another job."""
+
+    code = "idempotency_conflict"
+    field = "Idempotency-Key"
+
+
+class QuotaExceeded(ServiceError):
+    """The client has as many jobs, or as much stored, as the operator lets it have."""
+
+    code = "quota_exceeded"
+
+
+class OutOfSpace(ServiceError):
+    """The disk has no room for what is to be kept."""
+
+    code = "out_of_space"
+
+
+class BadArchive(ServiceError):
+    """An archive that is damaged, or has what it must not have."""
+
+    code = "bad_archive"
+    field = "archive"
+
+
+class ArchiveTooLarge(ServiceError):
+    """An archive that unpacks to more than the operator allows."""
+
+    code = "archive_too_large"
+    field = "archive"
+
+
+class NoPictures(ServiceError):
+    """A job without pictures."""
+
+    code = "no_pictures"
+
+
+class TooManyItems(ServiceError):
+    """A job of more pictures than the operator allows."""
+
+    code = "too_many_items"
+
+
+class JobTooLarge(ServiceError):
+    """The upload of a job is larger than the operator allows."""
+
+    code = "job_too_large"
+
+
+class SourceNotAllowed(ServiceError):
+    """A source from which the operator lets no job read."""
+
+    code = "source_not_allowed"
+    field = "source"
+
+
+class SourceUnreadable(ServiceError):
+    """A source that cannot be listed or read."""
+
+    code = "source_unreadable"
+    field = "source"
+
+
+class BadWebhook(ServiceError):
+    """A webhook that cannot or must not be called."""
+
+    code = "bad_webhook"
+    field = "webhook"
+
+
+class TooManyStreams(ServiceError):
+    """As many clients watch jobs as the operator allows."""
+
+    code = "too_many_streams"
+
+
 KnownError = ServiceError | ExplainError | ModelError | ImageError | EngineError
 KNOWN_ERRORS = (ServiceError, ExplainError, ModelError, ImageError, EngineError)

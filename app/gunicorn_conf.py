@@ -20,6 +20,8 @@ from gunicorn.glogging import Logger
 
 from app import logs
 from app.config import GUNICORN_TIMEOUT_S, SLOT, load_settings
+from app.jobs import supervisor
+from app.jobs.supervisor import Supervisors
 
 _settings = load_settings()
 _settings = _settings.model_copy(update={"workers": _settings.worker_count})
@@ -67,7 +69,13 @@ def on_starting(server: Any) -> None:
 
 
 def when_ready(server: Any) -> None:
-    """Make the folder through which the workers, soon to be forked, add up their metrics.
+    """Prepare what the workers, soon to be forked, have in common, and start what works beside them."""
+    _make_metrics_folder(server)
+    _work_on_jobs(server)
+
+
+def _make_metrics_folder(server: Any) -> None:
+    """Make the folder through which the workers add up their metrics.
 
     A folder that the operator names is emptied, unless the workers of a master that this one replaces (USR2) use it.
     """
@@ -84,6 +92,30 @@ def when_ready(server: Any) -> None:
             file.unlink()
 
 
+def _work_on_jobs(server: Any) -> None:
+    """Keep the processes that work on jobs: gunicorn looks after them whenever it looks after its own workers.
+
+    No thread does, since the master forks. They are told to stop when its own are, and waited for in the end.
+    """
+    own = {"HEATLENS_TORCH_THREADS": str(_settings.torch_thread_count)}
+    own["OMP_NUM_THREADS"] = own["HEATLENS_TORCH_THREADS"]
+    environment = {name: value for name, value in os.environ.items() if name != _METRICS_FOLDER} | own
+    grace_s = _settings.graceful_timeout_s + _LAST_ANSWERS_S
+    command = supervisor.command(stall_s=_settings.job_stall_s, grace_s=grace_s, parent=os.getpid())
+    server.job_workers = Supervisors(_settings.job_workers, command, environment, grace_s=grace_s + _LAST_ANSWERS_S)
+    manage_workers, stop = server.manage_workers, server.stop
+
+    def manage_all() -> None:
+        manage_workers()
+        server.job_workers.keep()
+
+    def stop_all(graceful: bool = True) -> None:
+        server.job_workers.tell()
+        stop(graceful)
+
+    server.manage_workers, server.stop = manage_all, stop_all
+
+
 def child_exit(_server: Any, worker: Any) -> None:
     """Take a dead worker's gauges out of the metrics; what it counted stays."""
     from prometheus_client.multiprocess import mark_process_dead
@@ -91,8 +123,9 @@ def child_exit(_server: Any, worker: Any) -> None:
     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
 
 
-def on_exit(_server: Any) -> None:
-    """Remove the metrics' folder, if it is our own."""
+def on_exit(server: Any) -> None:
+    """Wait for who works on jobs, and remove the metrics' folder, if it is our own."""
+    server.job_workers.wait()
     if not _named_by_operator:
         shutil.rmtree(os.environ[_METRICS_FOLDER])
 
@@ -137,10 +170,11 @@ def post_worker_init(worker: Any) -> None:
 def _answer_before_the_grace_is_over(worker: Any) -> None:
     """Have whoever still waits shortly before gunicorn ends a stopping worker told so, instead of cut off."""
     stop: Any = signal.getsignal(signal.SIGTERM)  # gunicorn's own handler
-    service = worker.wsgi.extensions["heatlens"]
+    service, streams = worker.wsgi.extensions["heatlens"], worker.wsgi.extensions["heatlens_streams"]
     grace_s = max(_settings.graceful_timeout_s / 2, _settings.graceful_timeout_s - _LAST_ANSWERS_S)
 
     def on_sigterm(number: int, frame: Any) -> None:
+        streams.ending.set()
         refuse_the_rest = threading.Timer(grace_s, service.close, kwargs={"grace_s": 0.0})
         refuse_the_rest.daemon = True
         refuse_the_rest.start()

@@ -13,8 +13,10 @@ from app.config import Settings
 from app.errors import RateLimited
 from app.problems import problem, status_of
 
-_BLUEPRINTS = ("explain",)
-"""Those whose POST and PUT routes cost the model's time; all of them share one limit."""
+_BLUEPRINTS = ("explain", "jobs")
+"""Those whose POST and PUT routes cost the model's time; all of them share one limit. A job counts once."""
+_FREE = frozenset({"jobs.cancel_job"})
+"""Routes among them that save it."""
 _REDIS_TIMEOUT_S = 1
 """Counting must not take longer than explaining."""
 
@@ -36,7 +38,12 @@ def register(app: Flask, settings: Settings) -> None:
         in_memory_fallback_enabled=True,
         swallow_errors=True,  # of all threads that find Redis gone at once, only the first falls back
     )
-    limit = limiter.shared_limit(settings.rate_limit, scope="model", methods=["POST", "PUT"])
+    limit = limiter.shared_limit(
+        settings.rate_limit,
+        scope="model",
+        methods=["POST", "PUT"],
+        exempt_when=lambda: request.endpoint in _FREE,
+    )
     for name in _BLUEPRINTS:
         limit(cast("Blueprint", app.blueprints[name]))
     app.register_error_handler(RateLimitExceeded, partial(_refuse, limiter))

@@ -13,7 +13,8 @@ from flask import Flask
 from app import create_app, logs, tracing
 from app.config import SettingsError, load_settings
 from app.engine import DeviceLost
-from app.errors import KNOWN_ERRORS, DeviceUnavailable
+from app.errors import KNOWN_ERRORS, DeviceUnavailable, JobsUnavailable
+from app.jobs.database import Database
 
 _BOOT_FAILED = 3  # gunicorn's own exit code for "do not respawn"
 
@@ -29,6 +30,7 @@ def application() -> Flask:
         if settings.tracing:
             tracing.start(app)
         service = app.extensions["heatlens"]
+        _prepare_jobs(app.extensions["heatlens_jobs"].database)
         service.start()
     except DeviceLost:  # it was logged; no code that tells gunicorn to give up, for another process may succeed
         sys.exit(1)
@@ -42,6 +44,14 @@ def application() -> Flask:
         sys.exit(_BOOT_FAILED)
     atexit.register(service.close)
     return app
+
+
+def _prepare_jobs(database: Database) -> None:
+    """Explaining works without the jobs' database, which may come later than this process."""
+    try:
+        database.migrate()
+    except JobsUnavailable as error:
+        logging.getLogger(__name__).warning("no jobs are taken for now: %s", error)
 
 
 def _be_replaced() -> None:

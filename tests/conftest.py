@@ -26,9 +26,16 @@ class Server:
     process: subprocess.Popen[str]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _data_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing that a test leaves out lands in the data folder of whoever runs the tests."""
+    os.environ["HEATLENS_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
+
+
 def start_server(cwd: Path | None = None, **settings: str) -> Server:
-    """Start a real server on a free port and wait until it says that it is ready."""
+    """Start a real server on a free port and wait until it says that it is ready; no worker for jobs, unless asked."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEATLENS_")}
+    settings = {"job_workers": "0", "data_dir": os.environ["HEATLENS_DATA_DIR"], **settings}
     environment |= {f"HEATLENS_{name.upper()}": value for name, value in settings.items()}
     process = subprocess.Popen(
         [sys.executable, "-m", "app", "serve", "--port", "0"],
@@ -56,9 +63,10 @@ def stop_server(server: Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """A real server process with the embedded model, one worker."""
-    running = start_server(workers="1", torch_threads="1", log_level="warning")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server process with the embedded model, one worker, and one for jobs."""
+    jobs = {"job_workers": "1", "data_dir": str(tmp_path_factory.mktemp("server"))}
+    running = start_server(workers="1", torch_threads="1", log_level="warning", **jobs)
     yield running
     stop_server(running)
 

@@ -97,5 +97,8 @@ class Job(Generic[P, R]):
         if self.progress is None:
             return DeadlineExceeded(f"{msg}.")
         done, total = self.progress
-        what_helps = "ask for fewer samples, steps or targets, take a cheaper method, or have the time raised"
+        what_helps = (
+            "ask for fewer samples, steps or targets, take a cheaper method, have the time raised, or send the picture "
+            "as a job (POST /v1/jobs), which takes as long as it takes"
+        )
         return DeadlineExceeded(f"{msg}; {done} of {total} steps were done: {what_helps}.", done=done, total=total)

@@ -71,8 +71,10 @@ def test_workers_are_fewer_where_memory_is_short(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("app.config._MEMORY_LIMIT", tmp_path / "memory.max")
     for limit, workers, threads in (("max", 6, 1), (str(9 * 2**29 + 5), 3, 2), (str(2**29), 1, 6)):  # 1.5 GiB each
         (tmp_path / "memory.max").write_text(f"{limit}\n")
-        settings = Settings(device="cpu")
+        settings = Settings(device="cpu", job_workers=0)
         assert (settings.worker_count, settings.torch_thread_count) == (workers, threads)
+    (tmp_path / "memory.max").write_text(str(9 * 2**29))
+    assert Settings(device="cpu", job_workers=1).worker_count == 2
     assert Settings(device="cpu", workers=4).worker_count == 4
 
 

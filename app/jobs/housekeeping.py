@@ -1,0 +1,85 @@
+"""What is kept, and what goes: jobs that are too old or too many, those that were deleted, uploads that broke off."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from app.config import Settings
+from app.errors import UnknownJob
+from app.jobs.artifacts import Store
+from app.jobs.ledger import Ledger
+
+_LONGEST_UPLOAD_S = 24 * 3600.0
+_SETTLES_S = 60.0
+"""How long a worker may still write files of a job that was deleted: until it looks, and what it began is written."""
+_log = logging.getLogger(__name__)
+
+
+class Housekeeping:
+    """Does the rounds, for all processes in one; what fails is tried again in the next round."""
+
+    def __init__(
+        self, ledger: Ledger, store: Store, settings: Settings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+        """When a deleted job was met first."""
+
+    def tick(self) -> None:
+        """Do one round. Raises `JobsUnavailable` while the database is away."""
+        self._drop_abandoned()
+        self._expire()
+        self._make_room()
+        self._remove_deleted()
+
+    def _drop_abandoned(self) -> None:
+        """Forget uploads that nobody finished."""
+        for job_id in self._ledger.abandoned(time.time() - _LONGEST_UPLOAD_S):
+            if self._remove_files(job_id):
+                self._ledger.discard(job_id)
+
+    def _expire(self) -> None:
+        """Delete what has been over for too long."""
+        if self._settings.job_retention_s:
+            for job_id in self._ledger.expired(time.time() - self._settings.job_retention_s):
+                self._delete(job_id, "it is older than HEATLENS_JOB_RETENTION_S")
+
+    def _make_room(self) -> None:
+        """Delete the oldest finished jobs while all together are too large."""
+        limit = self._settings.job_store_bytes
+        if not limit or self._ledger.deleted():  # what is going still counts; the next round sees what is left
+            return
+        excess = self._ledger.total_bytes() - limit
+        for job_id, size_bytes in self._ledger.oldest_finished():
+            if excess <= 0:
+                return
+            self._delete(job_id, "all jobs together are larger than HEATLENS_JOB_STORE_BYTES")
+            excess -= size_bytes
+
+    def _delete(self, job_id: str, why: str) -> None:
+        try:
+            self._ledger.delete(job_id)
+        except UnknownJob:  # somebody else was faster
+            return
+        _log.info("job %s is deleted: %s", job_id, why)
+
+    def _remove_deleted(self) -> None:
+        """Remove the files of deleted jobs at once, and what workers wrote after that before the rows go too."""
+        now = self._clock()
+        deleted = self._ledger.deleted()
+        self._seen = {job_id: self._seen.get(job_id, now) for job_id in deleted}
+        for job_id in deleted:
+            if self._remove_files(job_id) and now - self._seen[job_id] >= _SETTLES_S:
+                self._ledger.forget(job_id)
+
+    def _remove_files(self, job_id: str) -> bool:
+        """Say whether nothing is left."""
+        try:
+            self._store.delete_tree(job_id)
+        except OSError as error:
+            _log.warning("the files of job %s cannot be deleted now: %s", job_id, error)
+            return False
+        return True

@@ -1,0 +1,39 @@
+"""Names that came from outside: of uploaded pictures, of the members of archives, of files in a source."""
+
+import re
+
+MAX_CHARACTERS = 1024
+"""Length of a name; longer ones are refused."""
+
+PICTURE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".npy"}
+)
+"""Ends of the names of those files in a folder that are pictures."""
+
+_LITTER = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
+"""What systems leave in folders, and beside them all that begins with a dot."""
+
+_NUMBERS = re.compile(r"([0-9]+)")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def shown(name: str) -> str:
+    """Return a name that every database, terminal and JSON parser takes: without control characters."""
+    return _CONTROL.sub("\ufffd", name)
+
+
+def is_litter(path: str) -> bool:
+    """Whether a file is hidden, or one that a system left: nobody who packs a folder means it."""
+    return any(part.startswith(".") or part.lower() in _LITTER for part in path.split("/"))
+
+
+def is_picture(path: str) -> bool:
+    """Whether a file's name ends like a picture's."""
+    stem, dot, suffix = path.rpartition(".")
+    return bool(stem) and dot + suffix.lower() in PICTURE_SUFFIXES
+
+
+def natural(name: str) -> tuple[list[tuple[int, int | str]], str]:
+    """Return what sorts names as people do: `2.jpg` before `10.jpg`, whatever the case."""
+    parts = [part for part in _NUMBERS.split(name) if part]
+    return [(0, int(part)) if _NUMBERS.fullmatch(part) else (1, part.casefold()) for part in parts], name

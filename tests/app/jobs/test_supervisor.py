@@ -1,0 +1,189 @@
+"""The supervisor, with workers of a few lines."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.jobs import supervisor
+from app.jobs.supervisor import CANNOT_START, Pulse, Supervisors
+from tests.app.jobs.crew import eventually, kill_all
+
+IMPORTS = "import os, signal, sys, time\nfrom app.jobs.supervisor import Pulse\n"
+BEGINS = "pulse = Pulse()\nprint(os.getpid(), flush=True)\n"
+ON_SIGNAL = "signal.signal(signal.SIGTERM, lambda *_: {})\n"
+BEATS_ON = "while True: pulse.beat(); time.sleep(0.05)"
+SAYS_BYE = "(time.sleep(0.5), print('bye', flush=True), os._exit(0))"
+
+BEATS = IMPORTS + BEGINS + BEATS_ON
+HANGS = IMPORTS + BEGINS + "pulse.beat(); time.sleep(60)"
+STUBBORN = IMPORTS + ON_SIGNAL.format("print('told', flush=True)") + BEGINS + BEATS_ON
+POLITE = IMPORTS + ON_SIGNAL.format(SAYS_BYE) + BEGINS + BEATS_ON
+CANNOT = IMPORTS + BEGINS + f"sys.exit({CANNOT_START})"
+LONELY = IMPORTS + BEGINS + "while pulse.is_heard: time.sleep(0.05)\nprint('alone', flush=True)"
+
+Start = Callable[..., "Watched"]
+
+
+class Watched:
+    """A supervisor, and what its workers print."""
+
+    def __init__(self, code: str, output: Path, **limits: float) -> None:
+        given = {"stall_s": 30.0, "grace_s": 30.0, **limits}
+        command = supervisor.command(**given, worker=[sys.executable, "-c", code])  # type: ignore[arg-type]
+        self._output = output
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=file)
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def lines(self) -> list[str]:
+        return self.output.splitlines()
+
+    def workers(self) -> list[int]:
+        return [int(line) for line in self.lines() if line.isdecimal()]
+
+    def first(self) -> int:
+        eventually(self.workers)
+        return self.workers()[0]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    watched: list[Watched] = []
+
+    def start(code: str, **limits: float) -> Watched:
+        watched.append(Watched(code, tmp_path / "output", **limits))
+        return watched[-1]
+
+    yield start
+    for one in watched:
+        kill_all(one.process)
+
+
+def lives(process_id: int) -> bool:
+    return Path(f"/proc/{process_id}").exists()
+
+
+def test_it_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import app.jobs.supervisor; print({'torch', 'numpy', 'pydantic', 'sqlalchemy'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_a_worker_that_dies_is_replaced_and_each_time_a_little_later(start: Start) -> None:
+    watched = start(BEATS)
+    for number in (1, 2):
+        eventually(lambda number=number: len(watched.workers()) == number)  # type: ignore[misc]
+        os.kill(watched.workers()[-1], signal.SIGKILL)
+    eventually(lambda: len(watched.workers()) == 3)
+    assert "ended with -9; another is started in 0.5 s" in watched.output
+    assert "ended with -9; another is started in 1 s" in watched.output
+
+
+def test_a_worker_without_a_pulse_is_killed_and_replaced(start: Start) -> None:
+    watched = start(HANGS, stall_s=0.5)
+    eventually(lambda: len(watched.workers()) >= 2)
+    assert not lives(watched.first())
+    assert "did nothing for too long, and is killed" in watched.output
+
+
+def test_a_worker_with_a_pulse_is_left_alone(start: Start) -> None:
+    watched = start(BEATS, stall_s=0.5)
+    first = watched.first()
+    time.sleep(1.5)
+    assert lives(first)
+    assert len(watched.lines()) == 1
+
+
+def test_a_signal_is_passed_on_and_the_worker_is_waited_for(start: Start) -> None:
+    watched = start(POLITE)
+    watched.first()
+    watched.process.terminate()
+    assert watched.process.wait(10) == 0
+    assert watched.lines()[1:] == ["bye"]
+
+
+def test_a_worker_that_does_not_stop_within_the_grace_is_killed(start: Start) -> None:
+    watched = start(STUBBORN, grace_s=0.6)
+    watched.first()
+    told = time.monotonic()
+    watched.process.terminate()
+    assert watched.process.wait(10) == 0
+    assert time.monotonic() - told >= 0.6
+    assert watched.lines()[1] == "told"
+    assert not lives(watched.first())
+
+
+def test_a_second_signal_kills_at_once(start: Start) -> None:
+    watched = start(STUBBORN)
+    watched.first()
+    watched.process.terminate()
+    eventually(lambda: "told" in watched.lines())
+    watched.process.send_signal(signal.SIGINT)
+    assert watched.process.wait(10) == 0
+    assert not lives(watched.first())
+
+
+def test_where_another_start_would_not_help_there_is_none(start: Start) -> None:
+    watched = start(CANNOT)
+    assert watched.process.wait(20) == CANNOT_START
+    assert len(watched.workers()) == 1
+
+
+def test_a_worker_hears_that_its_supervisor_is_gone(start: Start) -> None:
+    watched = start(LONELY)
+    first = watched.first()
+    watched.process.kill()
+    watched.process.wait()
+    eventually(lambda: not lives(first))
+    assert watched.lines()[-1] == "alone"
+
+
+def test_without_a_supervisor_there_is_nobody_to_hear() -> None:
+    pulse = Pulse()
+    pulse.beat()
+    assert pulse.is_heard
+
+
+def test_a_supervisor_ends_with_the_process_that_it_follows(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys, time\nfrom app.jobs import supervisor\n"
+        f"worker = [sys.executable, '-c', {LONELY!r}]\n"
+        "command = supervisor.command(stall_s=30, grace_s=30, parent=os.getpid(), worker=worker)\n"
+        "print(subprocess.Popen(command).pid, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        watcher, worker = int(parent.stdout.readline()), int(parent.stdout.readline())
+        parent.kill()
+    eventually(lambda: not lives(watcher) and not lives(worker), 20)
+
+
+def test_a_server_s_supervisors_are_replaced_even_if_the_server_reaps_them_and_none_after_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_BETWEEN_S", 0.0)
+    command = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)"]
+    supervisors = Supervisors(2, command, os.environ, grace_s=10)
+    supervisors.keep()
+    before = supervisors._alive()
+    assert len(before) == 2
+    before[0].send_signal(signal.SIGKILL)
+    os.waitpid(before[0].pid, 0)  # as gunicorn does with whatever child ends
+    supervisors.keep()
+    after = supervisors._alive()
+    assert len(after) == 2
+    assert {process.pid for process in before} & {process.pid for process in after} == {before[1].pid}
+    supervisors.tell()
+    supervisors.wait()
+    supervisors.keep()
+    assert supervisors._alive() == []
