@@ -40,16 +40,18 @@ RUN if [ "${TORCH_VARIANT}" != cuda ]; then \
  && pip install --constraint constraints.txt torch torchvision
 
 COPY pyproject.toml ./
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
+# With the extra s3, since machines that share jobs share a bucket.
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['s3'], sep='\n')" > requirements.txt \
  && pip install --constraint constraints.txt --requirement requirements.txt
 
 COPY --from=wheel /wheels /build/wheels
 RUN pip install --no-deps wheels/*.whl
 
-# /data: the weights that torchvision and timm download. /models: the operator's own models, one TOML file each; read only.
+# /data: the jobs and their results, and the weights that torchvision and timm download. /models: the operator's own models, one TOML file each; read only.
 ENV HEATLENS_HOST=0.0.0.0 \
     HEATLENS_PORT=8000 \
     HEATLENS_MODELS_DIR=/models \
+    HEATLENS_DATA_DIR=/data \
     TORCH_HOME=/data/torch \
     HF_HOME=/data/huggingface \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -53,7 +53,7 @@ check: $(DEV) ## Formatting, lint, types and import contracts
 .PHONY: bench
 bench: $(DEV) ## Measure the service and the methods; needs wrk (benchmarks/architectures.py takes an hour, and is run by hand)
 	@command -v wrk >/dev/null || { echo 'No wrk here, which drives the server: apt-get install wrk' >&2; exit 1; }
-	@for script in serving large soak forward gradcam methods layout; do \
+	@for script in serving jobs large soak forward gradcam methods layout; do \
 		echo "== $$script"; \
 		$(BIN)/python "benchmarks/$$script.py"; \
 	done

@@ -5,20 +5,35 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.config import Settings
+from app.jobs.database import Database
+from app.jobs.metrics import page as jobs_page
+from app.jobs.reading import Reading
 from app.metrics import Metrics
 
 DASHBOARD = json.loads((Path(__file__).parents[1] / "examples" / "grafana-dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
-def _series() -> dict[str, str]:
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """All numbers that a server without jobs has."""
+    database = Database(Settings(data_dir=tmp_path_factory.mktemp("jobs")))
+    database.migrate()
+    text = Metrics().page() + jobs_page(Reading(database))
+    database.close()
+    return text.decode()
+
+
+def _series(page: str) -> dict[str, str]:
     """Return the names that can be asked for, each with the metric that has it."""
     suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
     return {
         family.name + suffix: family.name
-        for family in text_string_to_metric_families(Metrics().page().decode())
+        for family in text_string_to_metric_families(page)
         if not family.name.endswith("_created")
         for suffix in suffixes[family.type]
     }
@@ -30,8 +45,8 @@ def _asked() -> set[str]:
     return set(re.findall(r"heatlens_\w+", " ".join(queries + variables)))
 
 
-def test_it_asks_for_what_there_is_and_for_all_of_it() -> None:
-    series = _series()
+def test_it_asks_for_what_there_is_and_for_all_of_it(page: str) -> None:
+    series = _series(page)
     assert _asked() <= series.keys()
     assert {series[name] for name in _asked()} == set(series.values())
 

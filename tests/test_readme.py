@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 import explainers
 from app.config import Settings
+from app.jobs.options import JobOptions
 from app.schemas.options import ExplainOptions
 from models import Registry, load
 from tests.conftest import Server
@@ -95,6 +96,10 @@ def _shown(default: object) -> str:
 
 def test_every_option_is_listed() -> None:
     assert column("option") == list(ExplainOptions.model_fields)
+
+
+def test_every_option_of_a_job_is_listed() -> None:
+    assert set(column("job option")) == set(JobOptions.model_fields) - set(ExplainOptions.model_fields)
 
 
 def test_every_method_is_listed_with_its_family_and_its_cost() -> None:
