@@ -188,7 +188,7 @@ def models_verify(
     names: Annotated[list[str] | None, typer.Argument(help="Models; default: those with weights here.")] = None,
 ) -> None:
     """Load models, check their weights, and explain the sample picture with each."""
-    from app.errors import KNOWN_ERRORS
+    from app.known_errors import KNOWN_ERRORS
 
     service = _service()
     present = [row.name for row in service.catalogue.models().models if row.weights != "missing"]
@@ -208,7 +208,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="A method, to be told all of it.")] = None, as_json: AsJson = False
 ) -> None:
     """List the explanation methods, or describe one with its parameters."""
-    from app.errors import KNOWN_ERRORS
+    from app.known_errors import KNOWN_ERRORS
 
     catalogue = _service().catalogue
     try:
@@ -249,7 +249,7 @@ def _verify(service: "Service", name: str) -> str:
 
 def _checked(service: "Service", given: dict[str, Any], pairs: list[str]) -> tuple[ExplainOptions, dict[str, Any]]:
     """Return the options and the method's own parameters; wrong ones are wrong use."""
-    from app.errors import KNOWN_ERRORS
+    from app.known_errors import KNOWN_ERRORS
     from app.schemas.checking import check
 
     for pair in pairs:
@@ -294,7 +294,7 @@ def _explain_one(
     watch: "Watch",
 ) -> dict[str, Any]:
     from app.drawing import draw
-    from app.errors import KNOWN_ERRORS
+    from app.known_errors import KNOWN_ERRORS
 
     try:
         explained = service.explain(image.read_bytes(), options, parameters, watch=watch)
@@ -338,7 +338,7 @@ def _service(*, download: str | None = None) -> "Service":
 
 
 def _loaded(name: str) -> "Service":
-    from app.errors import KNOWN_ERRORS
+    from app.known_errors import KNOWN_ERRORS
 
     service = _service(download=name)
     try:

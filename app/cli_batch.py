@@ -43,8 +43,9 @@ def batch(
     source: Annotated[
         str,
         typer.Argument(
+            metavar="SOURCE",
             help="A folder, a picture, a quoted pattern ('photos/**/*.jpg'), a zip or tar, or a URL as fsspec reads it "
-            "(s3://bucket/photos)."
+            "(s3://bucket/photos).",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", file_okay=False, help="Folder for the results.")],
@@ -63,7 +64,9 @@ def batch(
     layer: Annotated[list[str] | None, typer.Option(help="Target layer, see `heatlens models layers`.")] = None,
     artifact: Annotated[
         list[str] | None,
-        typer.Option(help="What to make of each picture, repeatable: overlay, map, arrays. Default: overlay, or map."),
+        typer.Option(
+            help="What to make of each picture, repeatable: overlay, map, arrays. Default: overlay; map for fiftyone."
+        ),
     ] = None,
     view: Annotated[str | None, typer.Option(help="overlay, heatmap, side_by_side or layer.")] = None,
     colormap: Annotated[str | None, typer.Option(help="Colours of the heat.")] = None,
@@ -158,8 +161,8 @@ class _Run:
 
 def _asked(given: dict[str, Any], pairs: list[str]) -> "Asked":
     """Return the options and the method's own parameters; wrong ones are wrong use."""
-    from app.errors import KNOWN_ERRORS
     from app.jobs.options import read_options
+    from app.known_errors import KNOWN_ERRORS
     from app.service import Service
     from models import ModelError
 

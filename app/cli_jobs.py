@@ -27,7 +27,7 @@ _POLL_S = 0.5
 _err = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-JobId = Annotated[str, typer.Argument(help="Id of a job, see `heatlens jobs list`.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of a job, see `heatlens jobs list`.")]
 
 
 @jobs_app.command("list")
@@ -68,7 +68,7 @@ def jobs_retry(id_: JobId, as_json: AsJson = False) -> None:
 
 
 @jobs_app.command("delete")
-def jobs_delete(ids: Annotated[list[str], typer.Argument(help="Ids of jobs.")]) -> None:
+def jobs_delete(ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.")]) -> None:
     """Delete jobs; a worker removes their files."""
     with _ledger() as ledger:
         for id_ in ids:

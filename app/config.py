@@ -2,7 +2,9 @@
 
 import base64
 import os
+import re
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -18,6 +20,8 @@ GUNICORN_TIMEOUT_S = 3600
 """gunicorn's own limit, which ends a worker: loading counts, and a first download. Every request has a shorter one."""
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_SHARDS_OF_A_JOB = 20_000
+_PASSWORD = re.compile(r"(://[^/:@]*):.*@")
 _WORKER_BYTES = 3 * 2**29
 """What a worker with the embedded model takes: 1 GiB was measured under load. Pictures near their limits take more."""
 
@@ -245,10 +249,33 @@ class Settings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _parse_database(cls, value: str) -> str:
-        url = urlsplit(value)
-        if value and (url.scheme != "postgresql" or not url.hostname or not url.path.strip("/")):
+        if value and not _is_postgresql(value):
             msg = "it reads postgresql://USER:PASSWORD@HOST/NAME, or is empty for a SQLite file in HEATLENS_DATA_DIR"
             raise PydanticCustomError("no_database_url", msg)
+        return value
+
+    @field_validator("artifacts_url")
+    @classmethod
+    def _parse_artifacts(cls, value: str) -> str:
+        url = urlsplit(value)
+        if url.scheme not in ("", "file"):
+            _require_file_system(url.scheme)
+        elif value and (url.netloc or not url.path.startswith("/")):
+            msg = "it reads /FOLDER, s3://BUCKET/PREFIX or the like, or is empty for a folder in HEATLENS_DATA_DIR"
+            raise PydanticCustomError("no_artifacts_url", msg)
+        return value
+
+    @field_validator("max_job_items")
+    @classmethod
+    def _few_shards(cls, value: int, info: ValidationInfo) -> int:
+        """A job is queued in one transaction, during which SQLite lets nobody else write."""
+        pictures = info.data.get("job_shard_pictures", value)
+        if value > _SHARDS_OF_A_JOB * pictures:
+            msg = (
+                f"with {pictures} pictures a shard (HEATLENS_JOB_SHARD_PICTURES) such a job would have more than "
+                f"{_SHARDS_OF_A_JOB} shards"
+            )
+            raise PydanticCustomError("too_many_shards", msg)
         return value
 
     @field_validator("job_sources")
@@ -259,6 +286,8 @@ class Settings(BaseSettings):
             if not url.scheme or "::" in prefix or not (url.netloc or url.path.strip("/")):
                 msg = "each is a URL with a folder or bucket, as in file:///data/pictures or s3://bucket/prefix"
                 raise PydanticCustomError("no_source", msg)
+            if url.scheme not in ("file", "local"):
+                _require_file_system(url.scheme)
         return value
 
     @field_validator("webhook_secret")
@@ -288,6 +317,31 @@ class Settings(BaseSettings):
     def preloaded(self) -> tuple[str, ...]:
         """The models loaded at start, the default first."""
         return tuple(dict.fromkeys((self.default_model, *self.models)))
+
+
+def _require_file_system(scheme: str) -> None:
+    """Raise what is wrong with a URL's scheme: fsspec knows none such, or the library for it is missing."""
+    from fsspec.registry import known_implementations  # takes its time
+
+    if scheme not in known_implementations:
+        raise PydanticCustomError("no_file_system", "fsspec knows no {scheme}://", {"scheme": scheme})
+    library = known_implementations[scheme]["class"].partition(".")[0]
+    if find_spec(library) is None:
+        msg = "{scheme}:// needs {library}: pip install {library}"
+        raise PydanticCustomError("no_library", msg, {"scheme": scheme, "library": library})
+
+
+def without_password(text: str) -> str:
+    """Return a URL as it may be shown; any other text as it is."""
+    return _PASSWORD.sub(r"\1:***@", text)
+
+
+def _is_postgresql(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme == "postgresql" and bool(url.hostname and url.path.strip("/")) and url.port != 0
+    except ValueError:  # a port that is none, brackets without end
+        return False
 
 
 def _is_webhook_secret(secret: str) -> bool:
@@ -340,4 +394,6 @@ def load_settings(**overrides: object) -> Settings:
         first = error.errors(include_url=False)[0]
         name, *part = map(str, first["loc"])
         where = "".join(f" ({key})" for key in part)
-        raise SettingsError(f"{PREFIX}{name.upper()}={first['input']!r}{where}: {first['msg']}.") from error
+        is_secret = Settings.model_fields[name].annotation is SecretStr
+        value = "" if is_secret else f"={without_password(repr(first['input']))}"
+        raise SettingsError(f"{PREFIX}{name.upper()}{value}{where}: {first['msg']}.") from error

@@ -51,8 +51,9 @@ def show(answer: "Answer", as_json: bool, columns: Sequence[str], rows: Iterable
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table of plain text."""
+    """Print a table of plain text; the first column, which people copy from, stays whole on a narrow terminal."""
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*map(escape, row))
     _out.print(table, highlight=False)

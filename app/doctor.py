@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from app.config import PREFIX, Settings, memory_bytes
+from app.config import PREFIX, Settings, memory_bytes, without_password
 from models import Registry
 from models.loading import weights_present
 
@@ -31,7 +31,7 @@ def examine(settings: Settings) -> dict[str, dict[str, Any]]:
             "torchvision's cache": torch.hub.get_dir(),
             "timm's cache": HF_HUB_CACHE,
         },
-        "settings": {PREFIX + name.upper(): value for name, value in settings.model_dump(mode="json").items()},
+        "settings": {PREFIX + name.upper(): _shown(value) for name, value in settings.model_dump(mode="json").items()},
     }
 
 
@@ -45,3 +45,7 @@ def _devices(settings: Settings) -> dict[str, Any]:
     where = ", ".join(settings.devices)
     devices["serve starts"] = f"workers: {workers}, on {where}, torch threads of each: {threads}"
     return devices
+
+
+def _shown(value: object) -> object:
+    return without_password(value) if isinstance(value, str) else value

@@ -1,12 +1,6 @@
-"""The service's own errors, and the one table from errors to HTTP."""
+"""The service's own errors. They know no HTTP: `app.problems` has the table."""
 
 from typing import ClassVar
-
-from app.engine.errors import EngineError
-from app.imaging.errors import ImageError
-from explainers.errors import ExplainError
-from explainers.errors import close_matches as close_matches  # the api has no other way to explainers
-from models.errors import ModelError
 
 
 class ServiceError(Exception):
@@ -216,7 +210,3 @@ class TooManyStreams(ServiceError):
     """As many clients watch jobs as the operator allows."""
 
     code = "too_many_streams"
-
-
-KnownError = ServiceError | ExplainError | ModelError | ImageError | EngineError
-KNOWN_ERRORS = (ServiceError, ExplainError, ModelError, ImageError, EngineError)

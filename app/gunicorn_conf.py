@@ -101,7 +101,9 @@ def _work_on_jobs(server: Any) -> None:
     own["OMP_NUM_THREADS"] = own["HEATLENS_TORCH_THREADS"]
     environment = {name: value for name, value in os.environ.items() if name != _METRICS_FOLDER} | own
     grace_s = _settings.graceful_timeout_s + _LAST_ANSWERS_S
-    command = supervisor.command(stall_s=_settings.job_stall_s, grace_s=grace_s, parent=os.getpid())
+    command = supervisor.command(
+        stall_s=_settings.job_stall_s, grace_s=grace_s, parent=os.getpid(), never_gives_up=True
+    )
     server.job_workers = Supervisors(_settings.job_workers, command, environment, grace_s=grace_s + _LAST_ANSWERS_S)
     manage_workers, stop = server.manage_workers, server.stop
 

@@ -17,7 +17,8 @@ import explainers
 from app import devices
 from app.config import Settings
 from app.engine import DeviceLost, Job, Owner, Report, ShuttingDown
-from app.errors import KNOWN_ERRORS, ModelFailed, OutOfMemory
+from app.errors import ModelFailed, OutOfMemory
+from app.known_errors import KNOWN_ERRORS
 from app.metrics import Metrics
 from app.network import Network
 from explainers import Explanation, Target, Work
@@ -27,7 +28,7 @@ from models.loading import LoadedModel
 
 _RETRY_FAILED_S = 10.0
 _RETRY_LOST_S = 10
-_AT_ONCE = {"cpu": 8, "cuda": 32}
+AT_ONCE = {"cpu": 8, "cuda": 32}
 """Pictures in one run of the model, of several requests or changed ones of one. More are no faster on a CPU."""
 _log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Host:
         return self._fitting(method, self._settings.max_chunk_pictures) if self.network.takes_batches else 1
 
     def _fitting(self, method: str | None, wanted: int) -> int:
-        usual = wanted or _AT_ONCE[self.model.device.type]
+        usual = wanted or AT_ONCE[self.model.device.type]
         return min(usual, self._at_once.get(method, usual))
 
     def _run(self, key: Hashable, payloads: Sequence[Payload], report: Report) -> Sequence[Any]:

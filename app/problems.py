@@ -12,8 +12,8 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from app import errors as service_errors
 from app.engine import errors as engine_errors
-from app.errors import KNOWN_ERRORS, KnownError
 from app.imaging import errors as image_errors
+from app.known_errors import KNOWN_ERRORS, KnownError
 from app.schemas.checking import bad_option
 from explainers import errors as explain_errors
 from models import errors as model_errors

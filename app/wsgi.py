@@ -13,8 +13,9 @@ from flask import Flask
 from app import create_app, logs, tracing
 from app.config import SettingsError, load_settings
 from app.engine import DeviceLost
-from app.errors import KNOWN_ERRORS, DeviceUnavailable, JobsUnavailable
+from app.errors import DeviceUnavailable, JobsUnavailable, OutOfSpace
 from app.jobs.database import Database
+from app.known_errors import KNOWN_ERRORS
 
 _BOOT_FAILED = 3  # gunicorn's own exit code for "do not respawn"
 
@@ -50,7 +51,7 @@ def _prepare_jobs(database: Database) -> None:
     """Explaining works without the jobs' database, which may come later than this process."""
     try:
         database.migrate()
-    except JobsUnavailable as error:
+    except (JobsUnavailable, OutOfSpace) as error:
         logging.getLogger(__name__).warning("no jobs are taken for now: %s", error)
 
 

@@ -41,6 +41,7 @@ from app.config import Settings
 from app.jobs.artifacts import Store, input_key
 from app.jobs.database import Database
 from app.jobs.engine import ShardQueue
+from app.jobs.explaining import worker_settings
 from app.jobs.ledger import Ledger
 from app.jobs.rows import JobRow, NewItem
 from app.jobs.shard import ShardRunner
@@ -253,9 +254,8 @@ def run_by_hand(deployment: House, count: int) -> float:
     """Return the seconds of a shard that is run without the engine."""
     job_id = deployment.submit([b"picture"] * count)
     stopping = threading.Event()
-    runner = ShardRunner(
-        deployment.ledger, deployment.store, deployment.settings, AtOnce(), stopping=stopping, beat=lambda: None
-    )
+    settings = worker_settings(deployment.settings)
+    runner = ShardRunner(deployment.ledger, deployment.store, settings, AtOnce(), stopping=stopping, beat=lambda: None)
     started = time.perf_counter()
     for shard in range(count):
         runner.run(job_id, shard)

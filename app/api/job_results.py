@@ -1,7 +1,6 @@
 """What a job has brought: `GET /v1/jobs` and all below it."""
 
 import hashlib
-import re
 from collections.abc import Generator
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -12,15 +11,16 @@ from flask_openapi3.types import ResponseDict
 from pydantic import BaseModel
 
 from app.api.cursors import read_cursor, write_cursor
-from app.api.documents import IF_NONE_MATCH
 from app.api.events import Stream, Streams
-from app.errors import BadOption, JobsUnavailable, UnknownItem
+from app.errors import JobsUnavailable, UnknownItem
 from app.jobs import results
 from app.jobs.artifacts import result_key
 from app.rate_limit import caller
 from app.schemas.jobs import (
     ArtifactPath,
+    EventsHeaders,
     EventsQuery,
+    FileHeaders,
     ItemAnswer,
     ItemList,
     ItemPath,
@@ -42,13 +42,6 @@ _PICTURES = {"jpg": "image/jpeg", "png": "image/png", "webp": "image/webp"}
 _ARRAYS = {"npz": "application/x-npz"}
 _RETRY_AFTER_S = 5
 _BINARY = {"type": "string", "format": "binary"}
-_LAST_EVENT = {
-    "name": "Last-Event-ID",
-    "in": "header",
-    "required": False,
-    "description": "The last event that the client has; browsers send it by themselves when they come again.",
-    "schema": {"type": "integer", "minimum": 0},
-}
 
 
 def add_routes(api: APIBlueprint, jobs: "Jobs", streams: Streams) -> None:
@@ -61,7 +54,7 @@ def add_routes(api: APIBlueprint, jobs: "Jobs", streams: Streams) -> None:
 def _add_listings(api: APIBlueprint, jobs: "Jobs") -> None:
     @api.get("", responses={200: JobList})
     def list_jobs(query: JobsQuery) -> Response:
-        """List the client's jobs, the newest first."""
+        """List the client's jobs, the newest first; of those that are over, the rate is left out."""
         return _json(_job_list(jobs, query))
 
     @api.get("/<id>", responses={200: JobAnswer})
@@ -82,18 +75,16 @@ def _add_listings(api: APIBlueprint, jobs: "Jobs") -> None:
 
 
 def _add_files(api: APIBlueprint, jobs: "Jobs") -> None:
-    if_none_match = {"parameters": [IF_NONE_MATCH]}
-
-    @api.get("/<id>/items/<int:number>/overlay", openapi_extensions=if_none_match, responses=_files(_PICTURES))
-    def job_overlay(path: ItemPath, query: OverlayQuery) -> Response:
+    @api.get("/<id>/items/<int:number>/overlay", responses=_files(_PICTURES))
+    def job_overlay(path: ItemPath, query: OverlayQuery, header: FileHeaders) -> Response:
         """Return the picture with the heat of one target, as the job's options have it drawn."""
         item = jobs.ledger.item(path.id, path.number)
         return _file(jobs, path.id, item, _overlay(item, query.target))
 
     kinds = _PICTURES | _ARRAYS
 
-    @api.get("/<id>/items/<int:number>/artifacts/<name>", openapi_extensions=if_none_match, responses=_files(kinds))
-    def job_artifact(path: ArtifactPath) -> Response:
+    @api.get("/<id>/items/<int:number>/artifacts/<name>", responses=_files(kinds))
+    def job_artifact(path: ArtifactPath, header: FileHeaders) -> Response:
         """Return a file of a picture, by the name that the picture's `artifacts` has."""
         item = jobs.ledger.item(path.id, path.number)
         if path.name not in results.names_of(item):
@@ -102,15 +93,14 @@ def _add_files(api: APIBlueprint, jobs: "Jobs") -> None:
 
 
 def _add_streams(api: APIBlueprint, jobs: "Jobs", streams: Streams) -> None:
-    last_event = {"parameters": [_LAST_EVENT]}
-
-    @api.get("/<id>/events", openapi_extensions=last_event, responses=_stream("text/event-stream"))
-    def job_events(path: JobPath, query: EventsQuery) -> Response:
+    @api.get("/<id>/events", responses=_stream("text/event-stream"))
+    def job_events(path: JobPath, query: EventsQuery, header: EventsHeaders) -> Response:
         """Watch a job live: `progress` at most each second, an `item` for each picture, `end` when it is over.
 
         The events of pictures are numbered. All of them are sent, or those behind the one that is known.
         """
-        row, after = jobs.ledger.job(path.id), _last_event(query)
+        row = jobs.ledger.job(path.id)
+        after = (query.after or 0) if header.last_event is None else header.last_event
         streams.take()
         stream = Stream(jobs.ledger, row, after=after, ending=streams.ending, environ=request.environ)
         response = Response(iter(stream), content_type="text/event-stream")
@@ -138,7 +128,7 @@ def _job_list(jobs: "Jobs", query: JobsQuery) -> JobList:
     found = jobs.ledger.jobs(owner=caller(), status=query.status, before=before, limit=query.limit + 1)
     rows, more = found[: query.limit], len(found) > query.limit
     return JobList(
-        jobs=[job_answer(row, jobs.ledger.rate_per_s(row)) for row in rows],
+        jobs=[job_answer(row, None if row.is_finished else jobs.ledger.rate_per_s(row)) for row in rows],
         next=write_cursor(scope, [rows[-1].created_at, rows[-1].id]) if more else None,
     )
 
@@ -192,17 +182,6 @@ def _file(jobs: "Jobs", job_id: str, item: "ItemRow", name: str) -> Response:
     response.response = results.read_chunks(file)
     response.call_on_close(file.close)
     return response
-
-
-def _last_event(query: EventsQuery) -> int:
-    """Return the last event that the client has: a browser that comes again says so in a header."""
-    text = request.headers.get("Last-Event-ID")
-    if text is None:
-        return query.after or 0
-    if not re.fullmatch(r"[0-9]{1,15}", text):
-        msg = f"Last-Event-ID is {text[:100]!r}; it has to be the number of an event."
-        raise BadOption(msg, field="Last-Event-ID")
-    return int(text)
 
 
 def _download(pieces: Generator[bytes], content_type: str, name: str) -> Response:

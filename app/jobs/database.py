@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.config import Settings
 from app.errors import JobsUnavailable, OutOfSpace, ServiceError
@@ -23,14 +24,25 @@ _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 5
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _BUSY_S = 30
-_POSTGRES: dict[str, Any] = {
-    "connect_timeout": 5,
-    "keepalives": 1,  # a server that is gone without a word is noticed after 25 s
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
+KEEPALIVES: dict[str, Any] = {
     "application_name": "heatlens",
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 3,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 9000,
 }
+"""Of a connection to Postgres: within 9 s it is noticed that the server has gone without a word."""
+_CONNECTIONS = 20
+_POOL_WAIT_S = 10
+_POOL: dict[str, Any] = {"pool_size": 5, "max_overflow": _CONNECTIONS - 5, "pool_timeout": _POOL_WAIT_S}
+_AWAY = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+)
+"""What Postgres says before its tables are there, and while another server takes its place."""
 
 
 class Database:
@@ -49,8 +61,8 @@ class Database:
         """The connections."""
         if not self.is_sqlite:
             url = sa.make_url(self.url).set(drivername="postgresql+psycopg")
-            return sa.create_engine(url, pool_pre_ping=True, max_overflow=10, connect_args=_POSTGRES)
-        engine = sa.create_engine(self.url, connect_args={"timeout": _BUSY_S})
+            return sa.create_engine(url, pool_pre_ping=True, connect_args=KEEPALIVES, **_POOL)
+        engine = sa.create_engine(self.url, connect_args={"timeout": _BUSY_S}, **_POOL)
         sa.event.listen(engine, "connect", _on_connect)
         return engine
 
@@ -74,7 +86,7 @@ class Database:
         folder = self._file.parent
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(folder / "jobs.lock", "w") as lock:
+            with open(folder / f"{self._file.name}.lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 with self.read() as connection:
                     connection.exec_driver_sql("PRAGMA journal_mode=WAL")
@@ -96,7 +108,7 @@ class Database:
             yield connection
 
     def patiently(self, call: Callable[[], Result], waiting: Callable[[], None] = lambda: None) -> Result:
-        """Return what `call` does, tried again for as long as the database is away.
+        """Return what `call` does, tried again for as long as the database is away, or its disk full.
 
         `waiting` is called before each wait; what it raises ends the patience.
         """
@@ -105,7 +117,9 @@ class Database:
         while True:
             try:
                 return call()
-            except JobsUnavailable:
+            except (JobsUnavailable, OutOfSpace) as error:
+                if wait_s == _FIRST_WAIT_S:
+                    _log.warning("%s It is tried again until that works.", error)
                 waiting()
             pause.wait(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -122,9 +136,12 @@ class Database:
         except (OperationalError, InterfaceError) as error:
             raise _away(error) from error
         except DBAPIError as error:
-            if not error.connection_invalidated and not isinstance(error.orig, psycopg.errors.UndefinedTable):
+            if not error.connection_invalidated and not isinstance(error.orig, _AWAY):
                 raise
             raise _away(error) from error
+        except PoolTimeout as error:
+            msg = f"All {_CONNECTIONS} connections to the jobs' database are in use; try again in {_RETRY_AFTER_S} s."
+            raise JobsUnavailable(msg, retry_after_s=_RETRY_AFTER_S) from error
 
 
 def _on_connect(connection: Any, _record: object) -> None:

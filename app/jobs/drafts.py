@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from app.config import Settings
-from app.errors import JobsUnavailable, OutOfSpace, QuotaExceeded, ServiceError, UnknownJob
+from app.errors import IdempotencyConflict, JobsUnavailable, OutOfSpace, QuotaExceeded, ServiceError, UnknownJob
 from app.jobs.artifacts import Store, input_key
 from app.jobs.ledger import Ledger
 from app.jobs.names import shown
@@ -118,12 +118,13 @@ class Draft:
         }
         self.tell_apart(json.dumps(described, sort_keys=True))
         payload_sha256 = self._payload.hexdigest()
+        self._is_unsure = True  # whatever is raised from here on, it may have been accepted all the same
         try:
             job = self._ledger.submit(self.id, **described, idempotency_key=key, payload_sha256=payload_sha256)
-        except JobsUnavailable:
-            self._is_unsure = True  # it may have been accepted all the same
+        except IdempotencyConflict:
+            self._is_unsure = False
             raise
-        self._is_to_stay = job.id == self.id
+        self._is_unsure, self._is_to_stay = False, job.id == self.id
         return job
 
     def _add(self, item: NewItem) -> None:

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions, StepOptions
 from sqlalchemy import Connection, and_, func, select
 
-from app.jobs.database import Database
-from app.jobs.locks import KEEPALIVES, Locks
+from app.jobs.database import KEEPALIVES, Database
+from app.jobs.locks import Locks
 from app.jobs.quiet import quietly
 
 _APPLICATION = "heatlens"
@@ -80,9 +80,9 @@ class ShardQueue:
     def given_up(self) -> list[tuple[str, int, dict[str, str]]]:
         """Return the shards `(job_id, shard, error)` that will not be tried any more; see `settle`."""
         workflows = self._workflows
-        lost = workflows.c.status.in_([sa.literal_column(f"'{status}'") for status in _ERRORS])
+        lost = and_(sa.text(_INDEXED), workflows.c.status.in_(_ERRORS), workflows.c.name == _EXPLAIN)
         with self._database.read() as connection:
-            query = select(workflows.c.workflow_uuid, workflows.c.status).where(lost, workflows.c.name == _EXPLAIN)
+            query = select(workflows.c.workflow_uuid, workflows.c.status).where(lost)
             return [(*_shard(workflow_id), _ERRORS[status]) for workflow_id, status in connection.execute(query)]
 
     def settle(self, job_id: str, shard: int) -> None:
@@ -122,8 +122,8 @@ class Engine:
         self._queue = ShardQueue(database)
         self._workflows = _workflows(database)
         self._running: set[str] = set()
-        self._missing: dict[str, float] = {}
-        """Executors, and own workflows, that seem to be lost, and since when."""
+        self._dead, self._dropped = _Overdue(), _Overdue()
+        """Executors that seem to be dead, and own workflows that do not run."""
 
     def start(self) -> None:
         """Take up what this executor left undone, and begin to work. Raises `JobsUnavailable`; then call it again."""
@@ -165,9 +165,13 @@ class Engine:
         A worker is dead when its lock was free on two looks ten seconds apart.
         """
         try:
-            self._requeue(self._overdue(self._lost()))
+            dropped, dead = self._lost()
+            for workflow_id in self._dropped.of(dropped):
+                self._put_back(self._executor, self._workflows.c.workflow_uuid == workflow_id)
+            for executor in self._dead.of(dead):
+                self._take_over(executor)
         except BaseException:
-            self._missing.clear()  # the database was away, and so were all locks
+            self._dropped, self._dead = _Overdue(), _Overdue()  # the database was away, and so were all locks
             raise
 
     def owns_what_it_runs(self) -> bool:
@@ -178,36 +182,33 @@ class Engine:
             query = select(self._workflows.c.workflow_uuid).where(self._workflows.c.status == "PENDING", mine)
             return running <= set(connection.scalars(query))
 
-    def _lost(self) -> set[str]:
+    def _lost(self) -> tuple[set[str], set[str]]:
         workflows = self._workflows
         with self._database.read() as connection:
             query = select(workflows.c.workflow_uuid, workflows.c.executor_id)
-            pending = connection.execute(query.where(workflows.c.status == sa.literal_column("'PENDING'"))).all()
+            pending = connection.execute(query.where(*self._pending())).all()
         mine = {workflow_id for workflow_id, executor in pending if executor == self._executor}
         others = {executor for _, executor in pending if executor and executor != self._executor}
-        return (mine - self._running) | {executor for executor in others if self._locks.is_free(executor)}
+        return mine - self._running, self._locks.free(others) if others else set()
 
-    def _overdue(self, lost: set[str]) -> list[str]:
-        now = time.monotonic()
-        self._missing = {name: self._missing.get(name, now) for name in lost}
-        return [name for name, since in self._missing.items() if now - since >= _DEAD_AFTER_S]
+    def _pending(self) -> list[sa.ColumnElement[bool]]:
+        """What is begun and ours: the database may have workflows of others."""
+        columns = self._workflows.c
+        return [columns.status == sa.literal_column("'PENDING'"), columns.name.in_([_EXPLAIN, _TELL])]
 
-    def _requeue(self, names: Iterable[str]) -> None:
-        for name in names:
-            del self._missing[name]
-            if "/" in name:
-                self._put_back(self._workflows.c.workflow_uuid == name, self._executor)
-            elif lock := self._locks.take(name):  # held meanwhile, so that it does not come back and begin anew
-                with lock:
-                    self._put_back(sa.true(), name)
+    def _take_over(self, executor: str) -> None:
+        """Its lock is held meanwhile, so that it does not come back and begin anew."""
+        if lock := self._locks.take(executor):
+            with lock:
+                self._put_back(executor)
 
-    def _put_back(self, which: sa.ColumnElement[bool], executor: str) -> None:
+    def _put_back(self, executor: str, *which: sa.ColumnElement[bool]) -> None:
         """As DBOS does when an executor comes back: the count of runs goes on, which `resume_workflows` resets."""
         workflows = self._workflows
-        mine = workflows.c.status == "PENDING", workflows.c.executor_id == executor
+        lost = *self._pending(), workflows.c.executor_id == executor, *which
         queued = {"status": "ENQUEUED", "owner_xid": None, "started_at_epoch_ms": None}
         with self._database.write() as connection:
-            found = connection.execute(sa.update(workflows).where(which, *mine).values(queued))
+            found = connection.execute(sa.update(workflows).where(*lost).values(queued))
         if found.rowcount:
             _log.warning("%d shards or webhooks that %s left undone are queued again", found.rowcount, executor)
 
@@ -245,6 +246,18 @@ class Engine:
             self._running.discard(workflow_id)
 
 
+class _Overdue:
+    """Which names were among those given for so long that it is no accident."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def of(self, names: Collection[str]) -> list[str]:
+        now = time.monotonic()
+        self._since = {name: self._since.get(name, now) for name in names}
+        return [name for name, since in self._since.items() if now - since >= _DEAD_AFTER_S]
+
+
 _ERRORS = {
     "MAX_RECOVERY_ATTEMPTS_EXCEEDED": {
         "code": "worker_lost",
@@ -252,6 +265,9 @@ _ERRORS = {
     },
     "ERROR": {"code": "shard_failed", "detail": "Explaining these pictures failed; the worker's log says why."},
 }
+
+_INDEXED = "status IN ('ERROR', 'CANCELLED', 'MAX_RECOVERY_ATTEMPTS_EXCEEDED')"
+"""Of the workflows that DBOS has an index of: SQLite uses it for a query with these very words."""
 
 
 def _workflows(database: Database) -> sa.TableClause:

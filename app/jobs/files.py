@@ -119,8 +119,11 @@ def _file_system(scheme: str, _pid: int) -> Any:
     """Return fsspec's file system of this process: its own thread does not survive a fork."""
     import fsspec  # takes its time, which most processes do not need
 
-    options = {"use_listings_cache": False, "skip_instance_cache": True, **_OPTIONS.get(scheme, {})}
-    return fsspec.filesystem(scheme, **options)
+    try:
+        files = fsspec.get_filesystem_class(scheme)
+    except (ImportError, ValueError) as error:  # which say what to install, or that nobody knows the scheme
+        raise SourceUnreadable(f"{scheme}:// cannot be read: {error}.") from error
+    return files(use_listings_cache=False, skip_instance_cache=True, **_OPTIONS.get(scheme, {}))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from app.config import Settings
 from app.errors import UnknownJob
@@ -11,7 +12,7 @@ from app.jobs.ledger import Ledger
 
 _LONGEST_UPLOAD_S = 24 * 3600.0
 _SETTLES_S = 60.0
-"""How long a worker may still write files of a job that was deleted: until it looks, and what it began is written."""
+"""How long a worker that lives may still write files of a deleted job: until it looks, and what it began is written."""
 _log = logging.getLogger(__name__)
 
 
@@ -25,8 +26,9 @@ class Housekeeping:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._seen: dict[str, float] = {}
-        """When a deleted job was met first."""
+        self._settles_s = settings.job_stall_s + _SETTLES_S  # one that is stopped may go on until it is killed
+        self._emptied: dict[str, float] = {}
+        """When the files of a deleted job were removed first."""
 
     def tick(self) -> None:
         """Do one round. Raises `JobsUnavailable` while the database is away."""
@@ -43,36 +45,41 @@ class Housekeeping:
 
     def _expire(self) -> None:
         """Delete what has been over for too long."""
-        if self._settings.job_retention_s:
-            for job_id in self._ledger.expired(time.time() - self._settings.job_retention_s):
-                self._delete(job_id, "it is older than HEATLENS_JOB_RETENTION_S")
+        if not self._settings.job_retention_s:
+            return
+        before = time.time() - self._settings.job_retention_s
+        for job_id in self._ledger.expired(before):
+            self._delete(job_id, before, "it is older than HEATLENS_JOB_RETENTION_S")
 
     def _make_room(self) -> None:
         """Delete the oldest finished jobs while all together are too large."""
         limit = self._settings.job_store_bytes
-        if not limit or self._ledger.deleted():  # what is going still counts; the next round sees what is left
+        if not limit:
             return
+        now = time.time()
         excess = self._ledger.total_bytes() - limit
         for job_id, size_bytes in self._ledger.oldest_finished():
             if excess <= 0:
                 return
-            self._delete(job_id, "all jobs together are larger than HEATLENS_JOB_STORE_BYTES")
+            self._delete(job_id, now, "all jobs together are larger than HEATLENS_JOB_STORE_BYTES")
             excess -= size_bytes
 
-    def _delete(self, job_id: str, why: str) -> None:
-        try:
-            self._ledger.delete(job_id)
-        except UnknownJob:  # somebody else was faster
-            return
-        _log.info("job %s is deleted: %s", job_id, why)
+    def _delete(self, job_id: str, finished_before: float, why: str) -> None:
+        _log.info("job %s is deleted, unless somebody tries it again: %s", job_id, why)
+        with suppress(UnknownJob):  # somebody else was faster
+            self._ledger.delete(job_id, finished_before=finished_before)
 
     def _remove_deleted(self) -> None:
         """Remove the files of deleted jobs at once, and what workers wrote after that before the rows go too."""
         now = self._clock()
         deleted = self._ledger.deleted()
-        self._seen = {job_id: self._seen.get(job_id, now) for job_id in deleted}
+        self._emptied = {job_id: self._emptied[job_id] for job_id in deleted if job_id in self._emptied}
         for job_id in deleted:
-            if self._remove_files(job_id) and now - self._seen[job_id] >= _SETTLES_S:
+            since = self._emptied.get(job_id)
+            if since is None:
+                if self._remove_files(job_id):
+                    self._emptied[job_id] = now
+            elif now - since >= self._settles_s and self._remove_files(job_id):
                 self._ledger.forget(job_id)
 
     def _remove_files(self, job_id: str) -> bool:

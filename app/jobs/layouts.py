@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,8 @@ Summary = Literal["csv", "parquet", "none"]
 _MAPS = "maps"
 _NAME_BYTES = 150
 _RANGE = [0, 255]
+_LIKE_OURS = re.compile(r"\.(jpg|png|webp|npz|csv|parquet)$", re.IGNORECASE)
+"""How the files end that are laid out: a folder of such a name could be in the place of one."""
 _COLUMNS: dict[str, type] = {
     "name": str, "source": str, "sha256": str, "status": str, "target": int, "label": str, "confidence": float,
     "model": str, "method": str, "layers": str, "width": int, "height": int, "map_min": float, "map_max": float,
@@ -61,7 +64,7 @@ class _Naming:
 
     def base(self, name: str) -> str:
         path = PurePosixPath(name)
-        folders = [_clean(part) for part in path.parts[:-1] if part != "/"] if self._layout == "mirror" else []
+        folders = [_folder(part) for part in path.parts[:-1] if part != "/"] if self._layout == "mirror" else []
         wanted = "/".join([*folders, _clean(path.stem)])
         found = wanted
         while found.casefold() in self._taken:
@@ -72,9 +75,16 @@ class _Naming:
         return f"{_MAPS}/{found}" if self._layout == "fiftyone" else found
 
 
+def _folder(part: str) -> str:
+    """Return a folder's name as it may be one, and unlike that of any file which is laid out."""
+    clean = _clean(part)
+    return f"{clean}_" if _LIKE_OURS.search(clean) else clean
+
+
 def _clean(part: str) -> str:
     """Return a part of a name as it may be a file's on any system, and none that is hidden or leads elsewhere."""
-    plain = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*]', "_", part).strip(" .")
+    composed = unicodedata.normalize("NFC", part)  # macOS makes no difference
+    plain = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*]', "_", composed).strip(" .")
     return plain.encode()[:_NAME_BYTES].decode(errors="ignore") or "_"
 
 

@@ -134,10 +134,15 @@ class Ledger(Reading):
             self._reshard(connection, job_id, -1, numbers)
         return self.job(job_id)
 
-    def delete(self, job_id: str) -> None:
-        """Make a job invisible, and stop it; its files and rows go later, see `deleted` and `forget`."""
+    def delete(self, job_id: str, *, finished_before: float | None = None) -> None:
+        """Make a job invisible, and stop it; its files and rows go later, see `deleted` and `forget`.
+
+        With `finished_before` only if it has been over since before that time: somebody may have retried it.
+        """
         with self.database.write() as connection:
             job = _locked(connection, job_id)
+            if finished_before is not None and not (job.finished_at and job.finished_at < finished_before):
+                return
             if not job.is_finished:
                 self._stop(connection, job, tell=False)
             gone = {"deleted_at": time.time(), "idempotency_key": None}
@@ -154,16 +159,19 @@ class Ledger(Reading):
             mine = items.c.job_id == job_id, items.c.shard == shard, items.c.status == "waiting"
             connection.execute(sa.update(items).where(*mine).values(attempts=items.c.attempts + 1))
             rows = connection.execute(select(items).where(*mine).order_by(items.c.number)).all()
-            if rows and job.status == "queued":
-                started = {"status": "running", "started_at": time.time()}
-                connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(started))
-        return Shard(job_id, shard, job.options, [item_row(row) for row in rows]) if rows else None
+            if rows:
+                begun = {"waiting_for": None, "status": "running", "started_at": job.started_at or time.time()}
+                connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(begun))
+        return Shard(job_id, shard, job.attempt, job.options, [item_row(row) for row in rows]) if rows else None
 
-    def record(self, job_id: str, outcomes: Sequence[Outcome]) -> None:
-        """Note what came of pictures, unless something did before; the last one finishes the job."""
+    def record(self, job_id: str, outcomes: Sequence[Outcome], *, attempt: int | None = None) -> None:
+        """Note what came of pictures, unless something did before; the last one finishes the job.
+
+        Nothing is noted that was begun in another attempt than the present one.
+        """
         with self.database.write() as connection:
             job = _locked(connection, job_id, wanted=True)
-            if job is not None:
+            if job is not None and attempt in (None, job.attempt):
                 self._record(connection, job, outcomes)
 
     def give_up(self, job_id: str, shard: int, error: Mapping[str, Any]) -> None:
@@ -188,7 +196,8 @@ class Ledger(Reading):
     def wait_for(self, job_id: str, what: str | None) -> None:
         """Note what the job waits for, or that it goes on."""
         with self.database.write() as connection:
-            connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(waiting_for=what))
+            at_work = jobs.c.id == job_id, jobs.c.status.in_(["queued", "running"])
+            connection.execute(sa.update(jobs).where(*at_work).values(waiting_for=what))
 
     def forget(self, job_id: str) -> None:
         """Remove all that is known of a job."""

@@ -5,11 +5,12 @@ Beside a SQLite file they are locks of files, on Postgres advisory ones of a con
 
 import fcntl
 import hashlib
+import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,24 +20,22 @@ import psycopg
 import sqlalchemy as sa
 
 from app.errors import JobsUnavailable
-from app.jobs.database import Database
+from app.jobs.database import KEEPALIVES, Database
 
-KEEPALIVES: dict[str, Any] = {
-    "application_name": "heatlens",
-    "connect_timeout": 5,
-    "keepalives": 1,
-    "keepalives_idle": 3,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 9000,
-}
-"""Of a connection to Postgres: either side notices within 9 s that the other has gone without a word."""
 _SERVER_SIDE = (
     "SELECT set_config('tcp_keepalives_idle', '3', false), set_config('tcp_keepalives_interval', '2', false), "
     "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '9000', false)"
 )
-_TRIES, _BETWEEN_S = 5, 0.05
+"""What the server is told of the lock's connection: that a worker's machine is gone it notices within 9 s, too."""
+_LOCKS = (
+    "SELECT classid::bigint << 32 | objid::bigint AS key, pid FROM pg_locks WHERE locktype = 'advisory' AND granted "
+    "AND objsubid = 1 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+"""The advisory locks of this database that have one number for a key, not two."""
+_UNNOTICED_S = 12.0
+"""How long the server may take our own old connection for alive, and some more."""
 _SEATS = 1024
+_log = logging.getLogger(__name__)
 
 
 class Lock:
@@ -44,6 +43,8 @@ class Lock:
 
     lasts_s = math.inf
     """For how long after it was seen to be held it surely is."""
+    is_pooled = False
+    """Whether something between this process and the database may give its connection to others."""
 
     def is_held(self) -> bool:
         """Whether it still is: on Postgres it goes with the connection."""
@@ -69,17 +70,20 @@ class Locks:
     def take(self, name: str) -> Lock | None:
         """Return the lock of this name if nobody holds it, not even this process. Raises `JobsUnavailable`."""
         if self._database.is_sqlite:
-            file = sa.make_url(self._database.url).database
-            return _FileLock.take(Path(str(file)).with_name("locks"), name)
+            return _FileLock.take(self._folder, name)
         return _PostgresLock.take(self._database.url, name)
 
-    def is_free(self, name: str) -> bool:
-        """Whether nobody holds a lock; for a moment it is taken to see that."""
-        lock = self.take(name)
-        if lock is None:
-            return False
-        lock.release()
-        return True
+    def free(self, names: Collection[str]) -> set[str]:
+        """Return those that nobody holds; who looks takes none, and hinders no other who looks."""
+        if self._database.is_sqlite:
+            return {name for name in names if _FileLock.is_free(self._folder, name)}
+        with self._database.read() as connection:
+            held = {key for key, _ in connection.execute(sa.text(_LOCKS))}
+        return {name for name in names if _key(name) not in held}
+
+    @property
+    def _folder(self) -> Path:
+        return Path(str(sa.make_url(self._database.url).database)).with_name("locks")
 
     @property
     def host(self) -> str:
@@ -93,10 +97,24 @@ class _FileLock(Lock):
 
     @classmethod
     def take(cls, folder: Path, name: str) -> Lock | None:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(folder / f"{name.replace('/', '_')}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        return cls._locked(folder, name, fcntl.LOCK_EX)
+
+    @classmethod
+    def is_free(cls, folder: Path, name: str) -> bool:
+        if lock := cls._locked(folder, name, fcntl.LOCK_SH):
+            lock.release()
+        return lock is not None
+
+    @classmethod
+    def _locked(cls, folder: Path, name: str, how: int) -> Lock | None:
+        file = folder / f"{name.replace('/', '_')}.lock"
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise JobsUnavailable(f"{file}: {error.strerror}.") from error
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return None
@@ -112,35 +130,49 @@ class _FileLock(Lock):
 class _PostgresLock(Lock):
     lasts_s = 5.0
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], key: int, pid: int) -> None:
         self._connection = connection
+        self._key = key
+        self.is_pooled = pid != connection.info.backend_pid
 
     @classmethod
     def take(cls, url: str, name: str) -> Lock | None:
-        key = int.from_bytes(hashlib.sha256(f"heatlens {name}".encode()).digest()[:8], "big", signed=True)
+        key = _key(name)
         with _database_errors():
             connection = psycopg.connect(url, autocommit=True, **KEEPALIVES)
             try:
                 connection.execute(_SERVER_SIDE)
-                row = connection.execute("SELECT pg_try_advisory_lock(%s)", [key]).fetchone()
+                row = connection.execute("SELECT pg_try_advisory_lock(%s), pg_backend_pid()", [key]).fetchone()
             except BaseException:
                 connection.close()
                 raise
         if row and row[0]:
-            return cls(connection)
+            return cls(connection, key, row[1])
         connection.close()
         return None
 
     def is_held(self) -> bool:
+        mine = f"SELECT FROM ({_LOCKS}) AS locks WHERE key = %s AND pid = pg_backend_pid()"
         try:
-            self._connection.execute("SELECT 1")
+            is_held = self._connection.execute(mine, [self._key]).fetchone() is not None
         except psycopg.Error:
+            is_held = False
+        if not is_held:
             self._connection.close()
-            return False
-        return True
+        return is_held
 
     def release(self) -> None:
         self._connection.close()
+
+
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"heatlens {name}".encode()).digest()[:8], "big", signed=True)
+
+
+_POOLED = (
+    "HEATLENS_DATABASE_URL leads through a pooler of connections. It must pool sessions, not transactions or "
+    "statements: otherwise workers lose their places, and end, again and again."
+)
 
 
 class SeatLost(Exception):
@@ -159,13 +191,17 @@ class Seat:
         self._locks = locks
         self._lock: Lock | None = lock
         self._is_doubtful = False
+        self._refused = math.inf
+        """Since when the lock that went has been refused."""
         self._confirmed = time.monotonic()
 
     @classmethod
     def take(cls, locks: Locks) -> "Seat":
         """Return the first free one. Raises `JobsUnavailable`."""
         for slot in range(_SEATS):
-            if lock := _take(locks, _name(locks, slot)):
+            if lock := locks.take(_name(locks, slot)):
+                if lock.is_pooled:
+                    _log.warning(_POOLED)
                 return cls(locks, slot, lock)
         msg = f"All {_SEATS} places for workers are taken."
         raise JobsUnavailable(msg)
@@ -183,25 +219,28 @@ class Seat:
         """
         now = time.monotonic()
         if not (self._lock and self._lock.is_held()):
-            self._lock, self._is_doubtful = None, True
-            self._lock = _take(self._locks, self.executor)
-        if self._lock is None or (self._is_doubtful and not owns_what_it_runs()):
-            raise SeatLost(f"Another worker took the place or the work of {self.executor} while the database was away.")
+            self._retake(now)
+        if self._is_doubtful and not owns_what_it_runs():
+            raise SeatLost(f"Another worker took the work of {self.executor} while the database was away.")
         self._is_doubtful = False
         self._confirmed = now
 
+    def _retake(self, now: float) -> None:
+        if self._lock:
+            self._lock, self._is_doubtful, self._refused = None, True, math.inf
+        self._lock = self._locks.take(self.executor)
+        if self._lock:
+            return
+        self._refused = min(self._refused, now)
+        if now - self._refused >= _UNNOTICED_S:
+            raise SeatLost(f"Another worker took the place of {self.executor} while the database was away.")
+        raise JobsUnavailable(f"The place of {self.executor} is taken, perhaps by its own connection that is dead.")
+
     def leave(self) -> None:
         """Let another have it."""
-        if self._lock:
-            self._lock.release()
-
-
-def _take(locks: Locks, name: str) -> Lock | None:
-    for _ in range(_TRIES):
-        if lock := locks.take(name):
-            return lock
-        time.sleep(_BETWEEN_S)  # perhaps it is only looked at
-    return None
+        lock, self._lock = self._lock, None
+        if lock:
+            lock.release()
 
 
 def _name(locks: Locks, slot: int) -> str:
@@ -212,5 +251,5 @@ def _name(locks: Locks, slot: int) -> str:
 def _database_errors() -> Iterator[None]:
     try:
         yield
-    except psycopg.OperationalError as error:
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise JobsUnavailable(f"The jobs' database does not answer: {error}") from error

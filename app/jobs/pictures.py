@@ -5,13 +5,14 @@ import logging
 from collections.abc import Callable
 
 from app.config import Settings
-from app.engine import DeviceLost, ShuttingDown, Watch
-from app.errors import KNOWN_ERRORS, OutOfSpace, SourceUnreadable
+from app.engine import DeviceLost, ShuttingDown
+from app.errors import DeviceUnavailable, OutOfSpace, SourceUnreadable
 from app.imaging.limits import Limits, check_bytes
 from app.jobs.artifacts import Store, result_key
-from app.jobs.explaining import Explain, Explained
+from app.jobs.explaining import Explain, Explained, Watching
 from app.jobs.options import Asked
 from app.jobs.rows import ItemRow, Outcome
+from app.known_errors import KNOWN_ERRORS
 
 _STORED = "store:"
 _log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class StoreAway(Exception):
     """The store does not work, so that nothing can be read or kept; it says why."""
 
 
-NOT_ITS_OWN = (Dropped, StoreAway, OutOfSpace, DeviceLost, ShuttingDown)
+NOT_ITS_OWN = (Dropped, StoreAway, OutOfSpace, DeviceLost, DeviceUnavailable, ShuttingDown)
 """What is no picture's own fault, so that it is tried again, here or elsewhere."""
 
 
@@ -38,11 +39,11 @@ class Pictures:
         self._explain = explain
         self._read_source = read_source
 
-    def outcome(self, job_id: str, item: ItemRow, asked: Asked, watch: Watch) -> Outcome:
+    def outcome(self, job_id: str, item: ItemRow, asked: Asked, watch: Watching) -> Outcome:
         """Return what came of a picture, its artifacts written before; raises `NOT_ITS_OWN`, and what `watch` does."""
         sha256 = item.sha256
         try:
-            picture = self._read(item.input)
+            picture = self._read(job_id, item.input)
             sha256 = sha256 or hashlib.sha256(picture).hexdigest()
             explained = self._explain(picture, asked, item.number, watch)
         except NOT_ITS_OWN:
@@ -56,28 +57,33 @@ class Pictures:
         written = self._keep(job_id, item.number, explained)
         return Outcome(item.number, sha256, written, result=explained.result)
 
-    def _read(self, where: str) -> bytes:
-        if where.startswith(_STORED):
-            picture = self._read_stored(where.removeprefix(_STORED))
-        else:
-            picture = self._read_listed(where)
+    def _read(self, job_id: str, where: str) -> bytes:
+        is_stored = where.startswith(_STORED)
+        try:
+            picture = self._read_stored(job_id, where.removeprefix(_STORED)) if is_stored else self._read_source(where)
+        except OSError as error:
+            place = "the store" if is_stored else "its source"
+            reason = error.strerror or type(error).__name__
+            raise SourceUnreadable(f"The picture cannot be read from {place}: {reason}.") from error
         check_bytes(picture, self._limits)
         return picture
 
-    def _read_stored(self, key: str) -> bytes:
+    def _read_stored(self, job_id: str, key: str) -> bytes:
+        """Return an uploaded picture; an `OSError` is of this one alone, for the store works."""
         try:
             return self._store.read(key)
-        except FileNotFoundError as error:
-            raise SourceUnreadable("The uploaded picture is not there any more.") from error
+        except OSError:
+            self._require_store(job_id)
+        return self._store.read(key)  # the store may have come back just before it was asked
+
+    def _require_store(self, job_id: str) -> None:
+        """Raise `StoreAway` unless something can be written there and read back."""
+        probe = f"{job_id}/probe"
+        try:
+            self._store.write(probe, b"")
+            self._store.read(probe)
         except OSError as error:
             raise StoreAway(str(error)) from error
-
-    def _read_listed(self, url: str) -> bytes:
-        try:
-            return self._read_source(url)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise SourceUnreadable(f"The picture cannot be read from its source: {reason}.") from error
 
     def _keep(self, job_id: str, number: int, explained: Explained) -> int:
         """Write the artifacts and return their bytes; the same names are written whenever the picture is explained."""

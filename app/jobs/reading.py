@@ -16,6 +16,7 @@ _LATELY = 500
 """Outcomes over which the rate is taken."""
 _JOB = [field.name for field in fields(JobRow)]
 _ITEM = [field.name for field in fields(ItemRow)]
+_AT_WORK = ("queued", "running")
 _VISIBLE = jobs.c.deleted_at.is_(None), jobs.c.status != "receiving"
 
 
@@ -56,15 +57,18 @@ class Reading:
             return [job_row(row) for row in found]
 
     def rate_per_s(self, job: JobRow) -> float | None:
-        """Return how many outcomes a second the job had lately, until now or until it was over."""
-        lately = (items.c.job_id == job.id, items.c.event > job.events - _LATELY)
+        """Return how many outcomes a second the job had lately, until now or until it was over.
+
+        What an earlier attempt brought does not count.
+        """
+        if job.started_at is None:
+            return None
+        lately = items.c.job_id == job.id, items.c.event > job.events - _LATELY, items.c.finished_at >= job.started_at
         with self.database.read() as connection:
             count, first = connection.execute(select(func.count(), func.min(items.c.finished_at)).where(*lately)).one()
-        begun = first if job.events > _LATELY else job.started_at
-        if not count or begun is None:
-            return None
+        begun = first if count == _LATELY else job.started_at
         seconds = (job.finished_at or time.time()) - begun
-        return float(count / seconds) if seconds > 0 else None
+        return float(count / seconds) if count and seconds > 0 else None
 
     def items(
         self,
@@ -138,9 +142,9 @@ class Reading:
             size_bytes=int(sum(size for _, _, _, size in found)),
         )
 
-    def wanted(self, job_id: str) -> bool:
-        """Whether a worker is to go on with a job."""
-        alive = jobs.c.id == job_id, jobs.c.deleted_at.is_(None), jobs.c.status.in_(["queued", "running"])
+    def wanted(self, job_id: str, attempt: int) -> bool:
+        """Whether a worker is to go on with what it began in this attempt of a job."""
+        alive = jobs.c.id == job_id, jobs.c.attempt == attempt, jobs.c.deleted_at.is_(None), jobs.c.status.in_(_AT_WORK)
         with self.database.read() as connection:
             return connection.scalar(select(jobs.c.id).where(*alive)) is not None
 

@@ -81,10 +81,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Shard:
-    """Pictures of one job that a worker takes together: those that wait."""
+    """Pictures of one job that a worker takes together: those that wait. `attempt` counts the job's retries."""
 
     job_id: str
     shard: int
+    attempt: int
     options: Mapping[str, Any]
     items: Sequence[ItemRow]
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import explainers
 from app.config import Settings
-from app.engine import Job, ShuttingDown, Watch
+from app.engine import Job, ShuttingDown
 from app.errors import OutOfSpace
 from app.jobs import sources
 from app.jobs.artifacts import Store
@@ -35,7 +35,6 @@ _LOOK_S = 1.0
 """How long at most until somebody who cancels, or the end of the process, is noticed, and what came is written down."""
 _PAUSE_S = 5.0
 """How long is waited before looking again whether there is room."""
-_BATCH = 8
 _DISK_SPACE, _STORE = "disk_space", "store"
 """What a job can wait for."""
 _log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class ShardRunner:
 
     `beat` is called whenever a step is done, and while something is waited for on purpose; not while the model or a
     source says nothing. Once `stopping` is set, what the model has begun is finished, within half of
-    HEATLENS_GRACEFUL_TIMEOUT_S, and the rest is handed back.
+    HEATLENS_GRACEFUL_TIMEOUT_S, and the rest is handed back. `settings` are those of `worker_settings`.
     """
 
     def __init__(
@@ -73,19 +72,16 @@ class ShardRunner:
             _Run(self, found).run()
 
     def surely(self, call: Callable[[Ledger], Result]) -> Result:
-        """Return what the ledger answers, asked again while its database is away, or that disk is full."""
-        while True:
-            try:
-                return self._ledger.database.patiently(lambda: call(self._ledger), self.beat)
-            except OutOfSpace:
-                if self.stopping.wait(_PAUSE_S):
-                    raise
-                self.beat()
+        """Return what the ledger answers, asked again while its database is away, or that disk is full.
+
+        Also when stopping: what cannot be written down is left to whoever takes up the shard of a dead process.
+        """
+        return self._ledger.database.patiently(lambda: call(self._ledger), self.beat)
 
     def batch_size(self, method: str) -> int:
         """Return how many pictures the model takes at once."""
         fills_the_device_alone = explainers.get(method).cost_class != "low"
-        return 1 if fills_the_device_alone else self.settings.batch_size or _BATCH
+        return 1 if fills_the_device_alone else self.settings.batch_size
 
 
 class _Run:
@@ -93,7 +89,7 @@ class _Run:
 
     def __init__(self, runner: ShardRunner, shard: Shard) -> None:
         self._runner = runner
-        self._job_id, self._number = shard.job_id, shard.shard
+        self._job_id, self._number, self._attempt = shard.job_id, shard.shard, shard.attempt
         self._asked = from_json(shard.options)
         self._batch = runner.batch_size(self._asked.options.method)
         self._left = deque(shard.items)
@@ -151,7 +147,7 @@ class _Run:
             self._obstacle = _DISK_SPACE
 
     def _require_wanted(self) -> None:
-        if not self._surely(lambda ledger: ledger.wanted(self._job_id)):
+        if not self._surely(lambda ledger: ledger.wanted(self._job_id, self._attempt)):
             raise Dropped
 
     def _has_room(self) -> bool:
@@ -192,7 +188,7 @@ class _Run:
         """Write down what came of pictures, all or nothing."""
         outcomes, self._outcomes, self._note_at = self._outcomes, [], math.inf
         if outcomes:
-            self._surely(lambda ledger: ledger.record(self._job_id, outcomes))
+            self._surely(lambda ledger: ledger.record(self._job_id, outcomes, attempt=self._attempt))
             self._runner.beat()
 
     def _wait_for(self, obstacle: str) -> None:
@@ -222,24 +218,38 @@ class _Run:
         self._came.put((item, came))
 
     def _outcome(self, item: ItemRow) -> Outcome:
+        self.require_begin()
+        return self._runner.pictures.outcome(self._job_id, item, self._asked, _Watch(self, self._runner.beat))
+
+    def require_begin(self) -> None:
+        """Raise `Dropped` where no work is to begin any more."""
         if self._dropped.is_set() or self._runner.stopping.is_set():
             raise Dropped
-        return self._runner.pictures.outcome(self._job_id, item, self._asked, self._watch())
 
-    def _watch(self) -> Watch:
-        """Return what is called while the model works on a picture, or has it waiting."""
-        reported: tuple[int, int] | None = None
-
-        def watch(job: Job[Any, Any]) -> None:
-            nonlocal reported
-            if self._dropped.is_set() or (self._runner.stopping.is_set() and self._is_late(job)):
-                raise Dropped
-            if job.progress != reported:
-                reported = job.progress
-                self._runner.beat()
-
-        return watch
+    def require_go_on(self, job: Job[Any, Any]) -> None:
+        """Raise `Dropped` where the model is not to go on, as nobody wants it to, or the process is to end before."""
+        if self._dropped.is_set() or (self._runner.stopping.is_set() and self._is_late(job)):
+            raise Dropped
 
     def _is_late(self, job: Job[Any, Any]) -> bool:
         """Whether the process should end before the model would be done."""
         return math.isnan(job.started) or time.monotonic() > self._patience_ends
+
+
+class _Watch:
+    """Is called while the model is loaded, has a picture waiting, or works on it."""
+
+    def __init__(self, run: _Run, beat: Callable[[], None]) -> None:
+        self._run = run
+        self._beat = beat
+        self._reported: tuple[int, int] | None = None
+
+    def __call__(self, job: Job[Any, Any]) -> None:
+        self._run.require_go_on(job)
+        if job.progress != self._reported:
+            self._reported = job.progress
+            self._beat()
+
+    def loading(self) -> None:
+        self._run.require_begin()
+        self._beat()

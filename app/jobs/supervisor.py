@@ -8,6 +8,7 @@ import argparse
 import ctypes
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -24,6 +25,8 @@ CANNOT_START = 3
 _STOP_SIGNALS = signal.SIGTERM, signal.SIGINT
 _LOOK_S = 0.2
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
+_FIRST_HOPE_S, _LAST_HOPE_S = 10.0, 300.0
+"""As long is waited for what a start needs to be mended, by whoever does not give up."""
 _WELL_S = 30.0
 """A worker that lived so long is started again at once."""
 _START_S = 3600.0
@@ -33,13 +36,17 @@ _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger("app.jobs.supervisor")
 
 
-def command(*, stall_s: float, grace_s: float, parent: int = 0, worker: Sequence[str] = ()) -> list[str]:
+def command(
+    *, stall_s: float, grace_s: float, parent: int = 0, never_gives_up: bool = False, worker: Sequence[str] = ()
+) -> list[str]:
     """Return the command line of a supervisor, and of its worker unless that is `app.jobs.worker`.
 
-    With a `parent` it stops when that process dies, for which its main thread must be the one that starts it. The
+    With a `parent` it stops when that process dies, for which its main thread must be the one that starts it. One
+    that `never_gives_up` starts a worker again, ever more seldom, that says that another start would not help. The
     working directory is kept off the import path, where a folder called `models` would be taken for ours.
     """
     limits = ["--stall-s", str(stall_s), "--grace-s", str(grace_s), "--parent", str(parent)]
+    limits += ["--never-gives-up"] if never_gives_up else []
     worker = worker or [sys.executable, "-P", "-m", "app.jobs.worker"]
     return [sys.executable, "-P", "-m", "app.jobs.supervisor", *limits, "--", *worker]
 
@@ -80,8 +87,9 @@ class Pulse:
 class Supervisor:
     """Runs one worker after the other until it is told to stop; a second signal, or the end of the grace, kills."""
 
-    def __init__(self, worker: Sequence[str], *, stall_s: float, grace_s: float) -> None:
+    def __init__(self, worker: Sequence[str], *, stall_s: float, grace_s: float, never_gives_up: bool) -> None:
         self._worker = worker
+        self._never_gives_up = never_gives_up
         self._stall_s = stall_s
         self._grace_s = grace_s
         self._signals = 0
@@ -91,13 +99,14 @@ class Supervisor:
         """Return the exit code: 0, or the worker's own if it cannot start."""
         for number in _STOP_SIGNALS:
             signal.signal(number, self._on_signal)
-        code = 0
-        while not self._signals and code != CANNOT_START:
+        while not self._signals:
             started = time.monotonic()
             code = self._watched()
-            if not self._signals and code != CANNOT_START:
+            if code == CANNOT_START and not self._never_gives_up:
+                return code
+            if not self._signals:
                 self._before_the_next(code, lived_s=time.monotonic() - started)
-        return code if code == CANNOT_START else 0
+        return 0
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._signals += 1
@@ -143,12 +152,19 @@ class Supervisor:
         return False
 
     def _before_the_next(self, code: int, lived_s: float) -> None:
-        again = min(max(2 * self._wait_s, _FIRST_WAIT_S), _LONGEST_WAIT_S)
-        self._wait_s = _FIRST_WAIT_S if lived_s > _WELL_S else again
-        _log.warning("the worker ended with %d; another is started in %g s", code, self._wait_s)
+        self._wait_s = self._next_wait_s(code, lived_s)
+        reason = " since it cannot start" if code == CANNOT_START else ""
+        _log.warning("the worker ended with %d%s; another is started in %g s", code, reason, self._wait_s)
         ends = time.monotonic() + self._wait_s
         while not self._signals and time.monotonic() < ends:
             time.sleep(min(_LOOK_S, self._wait_s))
+
+    def _next_wait_s(self, code: int, lived_s: float) -> float:
+        if code == CANNOT_START:
+            return min(max(2 * self._wait_s, _FIRST_HOPE_S), _LAST_HOPE_S)
+        if lived_s > _WELL_S:
+            return _FIRST_WAIT_S
+        return min(max(2 * self._wait_s, _FIRST_WAIT_S), _LONGEST_WAIT_S)
 
 
 class Supervisors:
@@ -160,11 +176,11 @@ class Supervisors:
         self._grace_s = grace_s
         self._started = [-_BETWEEN_S] * count
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
-        self._is_told = False
+        self._ends = math.inf
 
     def keep(self) -> None:
         """Start those that do not run, but each at most every ten seconds; call it every second."""
-        if self._is_told:
+        if self._ends < math.inf:
             return
         now = time.monotonic()
         for place, process in enumerate(self._processes):
@@ -177,17 +193,19 @@ class Supervisors:
         return subprocess.Popen(self._command, env=self._environment, start_new_session=True)  # noqa: S603
 
     def tell(self) -> None:
-        """Tell all to stop, and start none any more."""
-        self._is_told = True
+        """Tell all to stop, and start none any more. A second time would kill, so it does nothing."""
+        if self._ends < math.inf:
+            return
+        self._ends = time.monotonic() + self._grace_s
         for process in self._alive():
             process.terminate()
 
     def wait(self) -> None:
-        """Wait until all have stopped, and kill what is left when the grace is over."""
-        ends = time.monotonic() + self._grace_s
+        """Wait until all have stopped, and kill what is left when the grace is over since they were told."""
+        self.tell()
         for process in self._alive():
             try:
-                process.wait(max(0.1, ends - time.monotonic()))
+                process.wait(max(0.1, self._ends - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()  # its worker sees that it is gone
 
@@ -216,10 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stall-s", type=float, required=True)
     parser.add_argument("--grace-s", type=float, required=True)
     parser.add_argument("--parent", type=int, default=0)
+    parser.add_argument("--never-gives-up", action="store_true")
     parser.add_argument("worker", nargs="+")
     given = parser.parse_args(arguments)
     _log_as_all_do()
-    supervisor = Supervisor(given.worker, stall_s=given.stall_s, grace_s=given.grace_s)
+    supervisor = Supervisor(
+        given.worker, stall_s=given.stall_s, grace_s=given.grace_s, never_gives_up=given.never_gives_up
+    )
     if given.parent:
         _follow(given.parent)
     return supervisor.run()

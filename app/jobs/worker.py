@@ -1,4 +1,7 @@
-"""A worker: a process that explains the shards of jobs, one after the other, on one device."""
+"""A worker: a process that explains the shards of jobs, one after the other, on one device.
+
+What needs torch is imported with the first shard: until then a worker takes 100 MB, and not five times as much.
+"""
 
 import logging
 import os
@@ -8,26 +11,28 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-import cv2
+from sqlalchemy.exc import SQLAlchemyError
 
 from app import logs
-from app.config import SLOT, Settings, SettingsError, load_settings
+from app.config import GUNICORN_TIMEOUT_S, SLOT, Settings, SettingsError, load_settings
 from app.engine import DeviceLost
-from app.errors import KNOWN_ERRORS, JobsUnavailable, OutOfSpace
+from app.errors import DeviceUnavailable, JobsUnavailable, OutOfSpace
 from app.jobs.artifacts import Store
 from app.jobs.database import Database
 from app.jobs.engine import Engine, ShardQueue
-from app.jobs.explaining import Explain, ServiceExplain, worker_settings
 from app.jobs.housekeeping import Housekeeping
 from app.jobs.ledger import Ledger
 from app.jobs.locks import Locks, Seat, SeatLost
-from app.jobs.shard import ShardRunner
 from app.jobs.supervisor import CANNOT_START, Pulse
 from app.jobs.webhooks import Webhooks
-from app.service import Service
+
+if TYPE_CHECKING:
+    from app.jobs.explaining import Explain
+    from app.jobs.shard import ShardRunner
 
 Result = TypeVar("Result")
 
@@ -39,13 +44,13 @@ _log = logging.getLogger(__name__)
 
 
 class _Stopping(Exception):
-    """The worker is to stop before it has begun."""
+    """The worker is to stop before it has begun, or before the model is loaded."""
 
 
 class Worker:
     """Runs until it is told to stop. The model is loaded with the first shard: an idle worker takes little memory."""
 
-    def __init__(self, settings: Settings, make_explain: Callable[[Settings], Explain]) -> None:
+    def __init__(self, settings: Settings, make_explain: "Callable[[Settings], Explain]") -> None:
         self._settings = settings
         self._make_explain = make_explain
         self._pulse = Pulse()
@@ -71,9 +76,18 @@ class Worker:
         while not self._stopping.wait(_TICK_S):
             self._tick()
         _log.info("stopping")
-        self._engine.stop(self._settings.graceful_timeout_s)
+        self._stop()
         self._seat.leave()
         return self._code
+
+    def _stop(self) -> None:
+        """Let end what runs, whose results are kept only while the place is confirmed."""
+        grace_s = self._settings.graceful_timeout_s
+        ending = threading.Thread(target=self._engine.stop, args=[grace_s], name="stop", daemon=True)
+        ending.start()
+        while ending.is_alive():
+            self._tick()
+            ending.join(_TICK_S)
 
     def _begin(self) -> None:
         self._patiently(self._database.migrate)
@@ -83,6 +97,7 @@ class Worker:
         self._engine = Engine(
             self._database, self._locks, self._seat.executor, run_shard=self._run_shard, deliver=deliver
         )
+        self._pulse.beat()  # from here on a shard may hang
         self._patiently(self._engine.start)
         _log.info("worker %s is ready for jobs", self._seat.executor)
 
@@ -96,7 +111,7 @@ class Worker:
         return self._database.patiently(call, waiting)
 
     def _tick(self) -> None:
-        if not self._pulse.is_heard:
+        if not (self._pulse.is_heard or self._stopping.is_set()):
             _log.error("the supervisor is gone; stopping")
             self._stopping.set()
         try:
@@ -104,6 +119,8 @@ class Worker:
             self._rescue()
         except (JobsUnavailable, OutOfSpace):
             self._pulse.beat()  # who waits for the database does not hang
+        except SQLAlchemyError:
+            _log.exception("looking after the jobs failed, and is tried again")
         except SeatLost as error:
             _end_at_once(str(error))
         if not self._shards:
@@ -127,28 +144,49 @@ class Worker:
         try:
             if runner := self._runner_or_stop(job_id, shard):
                 runner.run(job_id, shard)
+        except DeviceUnavailable as error:  # of a model that is loaded for this shard
+            self._leave_to_others(job_id, shard, error)
         except DeviceLost as error:  # of this shard, perhaps: it counts as one of its runs
             _end_at_once(f"the device is lost: {error}")
         finally:
             self._shards -= 1
 
-    def _runner_or_stop(self, job_id: str, shard: int) -> ShardRunner | None:
+    def _runner_or_stop(self, job_id: str, shard: int) -> "ShardRunner | None":
         """Where no model can run here, whatever the job, leave the shard to a better worker."""
+        from app.known_errors import KNOWN_ERRORS
+
         try:
             return self._runner
-        except (SettingsError, *KNOWN_ERRORS) as error:
-            _log.critical("cannot explain anything: %s", error)
-            self._database.patiently(lambda: self._ledger.hand_back(job_id, shard))
-            self._code = CANNOT_START
-            self._stopping.set()
+        except (SettingsError, _Stopping, *KNOWN_ERRORS) as error:
+            self._leave_to_others(job_id, shard, error)
             return None
 
+    def _leave_to_others(self, job_id: str, shard: int, error: Exception) -> None:
+        if not isinstance(error, _Stopping):
+            _log.critical("cannot explain anything: %s", error)
+            self._code = _KILLED if isinstance(error, DeviceLost) else CANNOT_START
+        self._stopping.set()  # first, so that it does not come back
+        self._database.patiently(lambda: self._ledger.hand_back(job_id, shard))
+
     @cached_property
-    def _runner(self) -> ShardRunner:
-        explain = self._make_explain(self._settings)
-        return ShardRunner(
-            self._ledger, self._store, self._settings, explain, stopping=self._stopping, beat=self._on_beat
-        )
+    def _runner(self) -> "ShardRunner":
+        from app.jobs.explaining import worker_settings
+        from app.jobs.shard import ShardRunner
+
+        settings = worker_settings(self._settings)
+        explain = self._explain(settings)
+        return ShardRunner(self._ledger, self._store, settings, explain, stopping=self._stopping, beat=self._on_beat)
+
+    def _explain(self, settings: Settings) -> "Explain":
+        """Load the models, which takes as long as a download and is no hang, for as long as a server may take."""
+        made = ThreadPoolExecutor(1, "loading").submit(self._make_explain, settings)
+        ends = time.monotonic() + GUNICORN_TIMEOUT_S
+        while not wait([made], _TICK_S / 10).done:
+            if self._stopping.is_set():
+                raise _Stopping
+            if time.monotonic() < ends:
+                self._pulse.beat()
+        return made.result()
 
     def _on_beat(self) -> None:
         """Wait, after each step and so before it is recorded, while others might take this worker for dead."""
@@ -174,9 +212,12 @@ class Worker:
                 housekeeping.tick()
 
 
-def run_worker(settings: Settings, make_explain: Callable[[Settings], Explain] | None = None) -> NoReturn:
-    """Be a worker until told to stop, and end the process."""
-    settings = _own(settings)
+def run_worker(settings: Settings, make_explain: "Callable[[Settings], Explain] | None" = None) -> NoReturn:
+    """Be a worker until told to stop, and end the process.
+
+    What the machine has is shared among its devices; a server that starts workers beside its own says how much.
+    """
+    settings = settings.model_copy(update={"workers": len(settings.devices)})
     logs.configure(settings.log_level, settings.log_format)
     code = _KILLED
     try:
@@ -187,15 +228,17 @@ def run_worker(settings: Settings, make_explain: Callable[[Settings], Explain] |
     os._exit(code)  # whatever still runs is left as it is, to be taken up by others
 
 
-def _own(settings: Settings) -> Settings:
-    """What the machine has is shared among its devices; a server that starts workers beside its own says how much."""
-    return worker_settings(settings.model_copy(update={"workers": len(settings.devices)}))
+def _models(settings: Settings) -> "Explain":
+    import cv2
 
+    from app.jobs.explaining import ServiceExplain
+    from app.service import Service
 
-def _models(settings: Settings) -> Explain:
     warnings.filterwarnings("ignore", module=r"PIL\.")  # quotes odd tags of uploads
     cv2.setNumThreads(1)  # pictures are parallel enough
-    return ServiceExplain(Service(settings))
+    service = Service(settings)
+    service.start()
+    return ServiceExplain(service)
 
 
 def _end_at_once(why: str) -> NoReturn:

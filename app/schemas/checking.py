@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from app.errors import BadOption, UnknownOption, close_matches
+from app.errors import BadOption, UnknownOption
+from app.known_errors import close_matches
 
 Options = TypeVar("Options", bound=BaseModel)
 

@@ -71,6 +71,26 @@ class EventsQuery(BaseModel, extra="forbid"):
     )
 
 
+class EventsHeaders(BaseModel):
+    """Headers of `GET /v1/jobs/{id}/events`."""
+
+    last_event: int | None = Field(
+        None,
+        alias="Last-Event-ID",
+        ge=0,
+        le=2**53,
+        description="The last event that the client has; browsers send it by themselves when they come again.",
+    )
+
+
+class FileHeaders(BaseModel):
+    """Headers of the routes that answer a file."""
+
+    if_none_match: str | None = Field(
+        None, alias="If-None-Match", description="The `ETag` of the file that the client has: 304 if it is the same."
+    )
+
+
 class Progress(Answer):
     """How far a job has come, in pictures."""
 

@@ -183,6 +183,13 @@ def test_doctor() -> None:
     assert set(report["settings"]) == {f"HEATLENS_{name.upper()}" for name in Settings.model_fields}
 
 
+def test_doctor_shows_no_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEATLENS_DATABASE_URL", "postgresql://me:hush@host/jobs")
+    assert (
+        json.loads(run("doctor", "--json")[1])["settings"]["HEATLENS_DATABASE_URL"] == "postgresql://me:***@host/jobs"
+    )
+
+
 def test_the_sample_is_the_cat() -> None:
     with Image.open(SAMPLE) as sample, Image.open(CAT) as cat:
         difference = np.abs(np.asarray(sample, float) - np.asarray(cat.convert("RGB"), float))

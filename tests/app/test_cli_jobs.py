@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from app.cli import app
@@ -284,6 +285,7 @@ def refused(*arguments: str | Path) -> tuple[int, str]:
         (["{}/photos", "--format", "npy"], "artifacts=arrays"),
         (["{}/photos", "--layout", "tree"], "tree"),
         (["{}/broken.zip"], "damaged"),
+        (["s4://bucket"], "Protocol not known: s4"),
         (["{}/out"], "another folder"),
     ],
 )
@@ -335,6 +337,17 @@ def test_names_that_clash_are_told_apart_in_their_order() -> None:
     assert [naming.base(name) for name in names] == ["cat", "cat-2", "CAT-3", "cat-2-2", "hidden"]
 
 
+def test_no_folder_is_in_the_place_of_a_file() -> None:
+    naming = _Naming("mirror")
+    names = ["cat.png", "cat.overlay.JPG/cat.png", "summary.csv/cat.png", "cat.v2/cat.png"]
+    assert [naming.base(name) for name in names] == ["cat", "cat.overlay.JPG_/cat", "summary.csv_/cat", "cat.v2/cat"]
+
+
+def test_names_that_macos_takes_for_one_are_told_apart() -> None:
+    naming = _Naming("flat")
+    assert [naming.base(name) for name in ["\u00e9.png", "e\u0301.png"]] == ["\u00e9", "\u00e9-2"]
+
+
 # `heatlens jobs`
 
 
@@ -367,6 +380,12 @@ def test_jobs_are_listed_and_shown(book: Book) -> None:
     assert (shown["id"], shown["progress"]["failed"]) == (ids[0], 1)
     code, out, _ = run("show", ids[0])
     assert "completed_with_errors" in out
+
+
+def test_ids_are_whole_on_a_narrow_terminal(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = book.submit(["a.jpg"])
+    monkeypatch.setattr("app.console._out", Console(width=80))
+    assert job_id in run("list")[1]
 
 
 def test_jobs_are_cancelled_retried_and_deleted(book: Book) -> None:

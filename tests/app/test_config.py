@@ -127,3 +127,58 @@ def test_some_threads_are_left_to_refuse_what_is_too_much(monkeypatch: pytest.Mo
 
 def test_every_setting_says_what_it_is() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_shards_are_not_too_many_for_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEATLENS_MAX_JOB_ITEMS", "100000")
+    monkeypatch.setenv("HEATLENS_JOB_SHARD_PICTURES", "5")
+    assert load_settings().max_job_items == 100_000
+    monkeypatch.setenv("HEATLENS_JOB_SHARD_PICTURES", "4")
+    with pytest.raises(SettingsError, match=r"HEATLENS_MAX_JOB_ITEMS.*HEATLENS_JOB_SHARD_PICTURES.*20000"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("database_url", "mysql://a@b/c"),
+        ("database_url", "postgresql://host"),
+        ("database_url", "postgresql://host:port/name"),
+        ("artifacts_url", "folder/below"),
+        ("artifacts_url", "file://folder/below"),
+        ("artifacts_url", "s4://bucket/prefix"),
+        ("job_sources", "file:///data,s4://bucket"),
+        ("job_sources", "/data/pictures"),
+        ("job_sources", "file:///data,zip::file:///data/a.zip"),
+        ("webhook_secret", "secret"),
+        ("webhook_secret", "whsec_c2hvcnQ="),
+    ],
+)
+def test_what_jobs_cannot_use_stops_the_start(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"HEATLENS_{name.upper()}", value)
+    with pytest.raises(SettingsError, match=f"HEATLENS_{name.upper()}"):
+        load_settings()
+
+
+def test_a_store_whose_library_is_missing_stops_the_start_and_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEATLENS_ARTIFACTS_URL", "gs://bucket/prefix")
+    monkeypatch.setattr("app.config.find_spec", lambda library: None if library == "gcsfs" else library)
+    with pytest.raises(SettingsError, match="pip install gcsfs"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DATABASE_URL", "mysql://me:hush/h@sh@host/name"),
+        ("WEBHOOK_SECRET", "hush"),
+        ("RATE_LIMIT_STORAGE", "x://:hush@y"),
+    ],
+)
+def test_what_is_wrong_with_a_secret_is_said_without_it(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"HEATLENS_{name}", value)
+    with pytest.raises(SettingsError, match=f"HEATLENS_{name}") as caught:
+        load_settings()
+    assert "hush" not in str(caught.value)

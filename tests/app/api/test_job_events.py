@@ -317,3 +317,16 @@ def test_a_retry_that_is_cancelled_has_an_end_though_its_last_number_is_gone(boo
 def test_no_stream_at_all_where_the_operator_wants_none() -> None:
     with pytest.raises(TooManyStreams, match="HEATLENS_EVENT_STREAMS"):
         Streams(0).take()
+
+
+@pytest.mark.server
+def test_the_document_has_the_headers(jobs_server: Server) -> None:
+    paths = httpx.get(f"{jobs_server.url}/openapi.json").json()["paths"]
+    item = "/v1/jobs/{id}/items/{number}"
+    routes = {
+        "/v1/jobs/{id}/events": "Last-Event-ID",
+        f"{item}/overlay": "If-None-Match",
+        f"{item}/artifacts/{{name}}": "If-None-Match",
+    }
+    for route, name in routes.items():
+        assert [each["name"] for each in paths[route]["get"]["parameters"] if each["in"] == "header"] == [name]

@@ -18,6 +18,7 @@ from app.api.cursors import read_cursor, write_cursor
 from app.config import Settings
 from app.errors import BadOption
 from app.jobs.artifacts import Store, result_key
+from app.jobs.reading import Reading
 from app.jobs.rows import Outcome
 from app.schemas.jobs import ItemAnswer, JobAnswer
 from tests.app.jobs.books import FAULT, Book, file_names, opened, result
@@ -120,6 +121,23 @@ def test_a_client_lists_its_own_jobs_page_by_page_and_the_newest_first(book: Boo
     assert seen == [ids[:2:-1], ids[2:0:-1], ids[:1]]
     assert [job["id"] for job in get(http, "/v1/jobs", status="failed")["jobs"]] == [ids[3]]
     assert get(http, "/v1/jobs", status="running")["jobs"] == []
+
+
+def test_a_listing_asks_for_the_rates_of_unfinished_jobs_only(
+    book: Book, http: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page has up to 1000 jobs, of which few are unfinished."""
+    finished, running = (book.submit(["a.jpg", "b.jpg"]) for _ in range(2))
+    book.succeed(finished, 0, 1)
+    book.ledger.begin(running, 0)
+    book.succeed(running, 0)
+    asked: list[str] = []
+    rate = Reading.rate_per_s
+    monkeypatch.setattr(Reading, "rate_per_s", lambda self, job: (asked.append(job.id), rate(self, job))[1])
+    rates = {job["id"]: job["rate_per_s"] for job in get(http, "/v1/jobs")["jobs"]}
+    assert asked == [running]
+    assert rates[running] > 0
+    assert rates[finished] is None
 
 
 def test_pages_are_whole_when_the_last_one_is_full(book: Book, http: FlaskClient) -> None:

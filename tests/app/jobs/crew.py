@@ -83,13 +83,18 @@ class Crew:
 
     def began(self) -> Counter[int]:
         """How often each picture was begun."""
-        return Counter(int(line.split()[1]) for line in self._lines("began"))
+        return Counter(int(line.split()[1]) for line in self.lines("began"))
+
+    def unrecorded(self, job_id: str, worker: int) -> set[int]:
+        """What a dead worker had explained that no outcome tells of."""
+        ended = {int(number) for process, number in map(str.split, self.lines("ended")) if int(process) == worker}
+        return ended - {item.number for item in self.items(job_id) if item.status == "succeeded"}
 
     def at_once(self) -> list[str]:
         """Who found that another worked on the same picture."""
-        return self._lines("at_once")
+        return self.lines("at_once")
 
-    def _lines(self, name: str) -> list[str]:
+    def lines(self, name: str) -> list[str]:
         file = self.traces / name
         return file.read_text().splitlines() if file.exists() else []
 

@@ -1,13 +1,15 @@
 """A worker like any other, but for the model: `python -m tests.app.jobs.double`.
 
-Its double of explaining takes a fifth of a second for a picture and no processor, and does what the picture says:
-`deadly` kills the process. What it does it writes into the folder of `DOUBLE_TRACES`, which no database knows of:
-a line in `began` for each beginning, and one in `at_once` when another process works on the same picture right now.
+Its double of explaining takes about a fifth of a second for a picture and no processor, and does what the picture
+says: `deadly` kills the process, `slow` takes long, `hangs once` the first time does not end. What it does it writes
+into the folder of `DOUBLE_TRACES`, which no database knows of: a line in `began` and in `ended` for each beginning and
+end, and one in `at_once` when another process works on the same picture right now.
 """
 
 import fcntl
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +23,9 @@ from app.jobs.worker import run_worker
 from tests.app.jobs.books import result
 
 TRACES = "DOUBLE_TRACES"
-DEADLY = b"deadly"
-PICTURE_S = 0.2
+DEADLY, SLOW, HANGS_ONCE = b"deadly", b"slow", b"hangs once"
+PICTURE_S, SLOW_S = 0.2, 6.5
+"""The slow ones take longer than a place is sure without being confirmed."""
 
 
 class Double:
@@ -37,7 +40,11 @@ class Double:
             if picture == DEADLY:
                 time.sleep(PICTURE_S / 2)
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(PICTURE_S)
+            if picture == HANGS_ONCE and (self._traces / "began").read_text().count(f" {number}\n") == 1:
+                threading.Event().wait()
+            # Not all the same, so that at any time some are written that are not recorded yet.
+            time.sleep(SLOW_S if picture == SLOW else PICTURE_S * (0.5 + number % 8 / 8))
+            self._write("ended", number)
         return Explained(result(number), {artifact_name(number, "overlay", 0, "jpg"): picture})
 
     @contextmanager

@@ -1,17 +1,23 @@
 """What is kept of a picture, by the real service and the embedded model."""
 
 import io
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from flask.testing import FlaskClient
 from PIL import Image
 
+from app import hosting
 from app.config import Settings
 from app.drawing import Drawing
-from app.engine import Job
+from app.engine import Job, NotReady
+from app.jobs import explaining
 from app.jobs.explaining import Explained, ServiceExplain, worker_settings
 from app.jobs.options import Asked, JobOptions
+from app.network import Network
 from app.schemas.answers import Facts, MapFacts
 from app.service import Service
 
@@ -23,9 +29,17 @@ def service(client: FlaskClient) -> Service:
     return found
 
 
+class Unmoved:
+    """Lets the work go on."""
+
+    def __call__(self, job: Job[Any, Any], /) -> None: ...
+
+    def loading(self) -> None: ...
+
+
 def explain(service: Service, picture: bytes, *, number: int = 12, **options: object) -> Explained:
     asked = Asked(JobOptions.model_validate(options), {})
-    return ServiceExplain(service)(picture, asked, number, lambda job: None)
+    return ServiceExplain(service)(picture, asked, number, Unmoved())
 
 
 def opened(data: bytes) -> Image.Image:
@@ -83,14 +97,60 @@ def test_a_layer_is_png(service: Service, cat: bytes) -> None:
 
 
 def test_what_the_watch_raises_ends_the_work(service: Service, cat: bytes) -> None:
-    class GoneError(Exception):
-        pass
+    with pytest.raises(GoneError):
+        ServiceExplain(service)(cat, Asked(JobOptions(method="rise"), {}), 0, Leaving())
 
-    def watch(job: Job) -> None:  # type: ignore[type-arg]
+
+class GoneError(Exception):
+    pass
+
+
+class Leaving(Unmoved):
+    def __call__(self, job: Job[Any, Any], /) -> None:
         raise GoneError
 
-    with pytest.raises(GoneError):
-        ServiceExplain(service)(cat, Asked(JobOptions(method="rise"), {}), 0, watch)
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Service, threading.Event]]:
+    """A service whose model is loaded once the event is set."""
+    go = threading.Event()
+
+    def load(*args: Any, **more: Any) -> Network:
+        assert go.wait(60)
+        return Network(*args, **more)
+
+    monkeypatch.setattr(hosting, "Network", load)
+    monkeypatch.setattr(explaining, "_LOAD_LOOK_S", 0.01)
+    service = Service(worker_settings(Settings(device="cpu", torch_threads=1)))
+    yield service, go
+    go.set()
+    service.close()
+
+
+def test_while_the_model_is_loaded_the_watch_is_told(slow: tuple[Service, threading.Event], cat: bytes) -> None:
+    service, go = slow
+    told: list[str] = []
+
+    class Counting(Unmoved):
+        def loading(self) -> None:
+            told.append(service.hosts.get("efficientnet_lite0").owner.state)
+            if len(told) == 3:
+                go.set()
+
+    explained = ServiceExplain(service)(cat, Asked(JobOptions(), {}), 0, Counting())
+    assert list(explained.artifacts) == ["000000.overlay.jpg"]
+    assert told[:3] == ["loading"] * 3
+
+
+def test_a_load_that_takes_far_too_long_is_an_error_of_each_picture(
+    slow: tuple[Service, threading.Event], cat: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = slow
+    monkeypatch.setattr(explaining, "_LONGEST_LOAD_S", 0.05)
+    explain = ServiceExplain(service)
+    for _ in range(2):
+        with pytest.raises(NotReady):
+            explain(cat, Asked(JobOptions(), {}), 0, Unmoved())
 
 
 def test_a_worker_is_in_no_hurry_and_turns_nobody_away() -> None:

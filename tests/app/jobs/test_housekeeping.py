@@ -17,6 +17,8 @@ from app.jobs.tables import jobs
 from tests.app.jobs import books
 
 DAY_S = 24 * 3600.0
+SETTLES_S = 300 + 60
+"""After HEATLENS_JOB_STALL_S a worker that stands still is dead; after a minute one that lives has looked."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ def test_a_deleted_job_loses_its_files_at_once_and_its_rows_when_no_worker_can_s
     assert not house.has_files(deleted)
     assert deleted in house.rows()
     house.store.write(f"{deleted}/results/000/late.jpg", b"of a worker that had not looked yet")
-    house.now += 59
+    house.now += SETTLES_S - 1
     keeper.tick()
     assert deleted in house.rows()
     house.now += 1
@@ -85,6 +87,41 @@ def test_a_deleted_job_loses_its_files_at_once_and_its_rows_when_no_worker_can_s
     assert not house.has_files(deleted)
     assert house.rows() == house.visible() == {other}
     assert house.has_files(other)
+
+
+def test_until_then_the_files_of_a_deleted_job_are_looked_for_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    delete = house.store.delete_tree
+    monkeypatch.setattr(house.store, "delete_tree", lambda prefix: (removed.append(prefix), delete(prefix)))
+    job_id = house.finish(house.submit())
+    house.ledger.delete(job_id)
+    keeper = house.keeper()
+    for _ in range(3):
+        keeper.tick()
+    assert removed == [job_id]
+
+
+@pytest.mark.parametrize(
+    ("listing", "limits"), [("expired", {}), ("oldest_finished", {"job_retention_s": 0.0, "job_store_bytes": 1})]
+)
+def test_a_job_that_is_retried_just_then_stays(
+    house: House, listing: str, limits: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = house.submit()
+    house.ledger.record(job_id, [Outcome(0, error=books.FAULT)])
+    house.age(job_id, 31)
+    found = getattr(house.ledger, listing)
+
+    def retried(*args: object) -> object:
+        answer = found(*args)
+        house.ledger.retry(job_id)
+        return answer
+
+    monkeypatch.setattr(house.ledger, listing, retried)
+    house.keeper(**limits).tick()
+    assert house.ledger.job(job_id).status == "queued"
 
 
 def test_old_jobs_go_and_those_that_are_not_over_stay(house: House) -> None:
@@ -112,10 +149,18 @@ def test_the_oldest_go_until_the_rest_fits(house: House) -> None:
     keeper = house.keeper(job_store_bytes=250)  # of 400: the two that have been over for longest are too many
     keeper.tick()
     assert house.visible() == {first, unfinished}
-    house.now += 60
+    house.now += SETTLES_S
     keeper.tick()  # what was deleted does not count as there, so that no more goes
     keeper.tick()
     assert house.visible() == house.rows() == {first, unfinished}
+
+
+def test_room_is_made_while_others_are_being_deleted(house: House) -> None:
+    going, old, young = (house.finish(house.submit(100)) for _ in range(3))
+    house.age(old, 1)
+    house.ledger.delete(going)
+    house.keeper(job_store_bytes=100).tick()
+    assert house.visible() == {young}
 
 
 def test_any_size_is_kept_without_a_limit(house: House) -> None:
@@ -151,10 +196,12 @@ def test_what_cannot_be_deleted_now_is_deleted_later_and_holds_up_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(house.store, "delete_tree", refuse)
         keeper.tick()
-        house.now += 60
+        house.now += SETTLES_S
         keeper.tick()
         assert house.rows() == {stuck}
         assert house.has_files(stuck)
     keeper.tick()
-    assert house.rows() == set()
     assert not house.has_files(stuck)
+    house.now += SETTLES_S
+    keeper.tick()
+    assert house.rows() == set()

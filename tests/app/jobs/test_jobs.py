@@ -12,6 +12,7 @@ from app.errors import (
     BadRequestBody,
     IdempotencyConflict,
     JobState,
+    JobsUnavailable,
     NoPictures,
     QuotaExceeded,
     ServiceError,
@@ -23,7 +24,7 @@ from app.errors import (
 )
 from app.jobs.database import Database
 from app.jobs.jobs import Jobs, Made
-from app.jobs.rows import NewItem
+from app.jobs.rows import JobRow, NewItem
 from app.service import Service
 from tests.app.jobs.test_intake import BOUNDARY, PICTURES, a_zip, form_of, images, part
 
@@ -214,6 +215,22 @@ def test_of_many_at_once_with_one_key_one_becomes_the_job(made: Jobs) -> None:
     assert made.ledger.usage("me").unfinished_jobs == 1
     folders = [path.name for path in (made.settings.data_dir / "jobs").iterdir() if any(path.rglob("0*"))]
     assert folders == [jobs[0].job.id]
+
+
+@pytest.mark.parametrize("error", [JobsUnavailable("away"), RuntimeError("a bug")])
+def test_what_was_accepted_keeps_its_pictures_whatever_fails_then(
+    made: Jobs, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(job_id: str) -> JobRow:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.ledger, "job", fail)  # which is asked once the job was committed
+        with pytest.raises(type(error)):
+            receive(made, form_of(*images(PICTURES)))
+    (job_id,) = listed(made)
+    inputs = [item.input.removeprefix("store:") for item in made.ledger.items(job_id, limit=10)]
+    assert [made.store.read(key) for key in inputs] == list(PICTURES.values())
 
 
 def test_a_job_can_be_cancelled_tried_again_and_deleted(made: Jobs) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from hypothesis.stateful import (
 from app.config import Settings
 from app.errors import IdempotencyConflict, JobState, JobsUnavailable, UnknownItem, UnknownJob
 from app.jobs import tables
+from app.jobs.database import _CONNECTIONS as CONNECTIONS
+from app.jobs.database import _POOL as POOL
 from app.jobs.database import Database
 from app.jobs.engine import ShardQueue
 from app.jobs.ledger import Ledger
@@ -144,7 +147,7 @@ def test_a_cancelled_job_takes_no_outcome_and_can_go_on(ledger: Ledger, database
     ledger.begin(job_id, 0)
     ledger.record(job_id, [Outcome(0, result=result()), Outcome(1, error=FAULT)])
     assert ledger.cancel(job_id).status == "cancelled"
-    assert not ledger.wanted(job_id)
+    assert not ledger.wanted(job_id, 0)
     assert queued_shards(database) == []
     ledger.record(job_id, [Outcome(2, result=result())])
     assert ledger.begin(job_id, 1) is None
@@ -154,6 +157,100 @@ def test_a_cancelled_job_takes_no_outcome_and_can_go_on(ledger: Ledger, database
     assert ledger.cancel(job_id).status == "cancelled"
     ledger.retry(job_id)
     assert [item.status for item in everything(ledger, job_id)] == ["succeeded", *["waiting"] * 4]
+
+
+def test_what_was_begun_before_a_retry_is_over(ledger: Ledger) -> None:
+    job_id = submitted(ledger, 2)
+    old = ledger.begin(job_id, 0)
+    assert old is not None
+    assert ledger.wanted(job_id, old.attempt)
+    ledger.cancel(job_id)
+    ledger.retry(job_id)
+    assert not ledger.wanted(job_id, old.attempt)
+    ledger.record(job_id, [Outcome(0, result=result())], attempt=old.attempt)
+    assert ledger.job(job_id).done == 0
+    new = ledger.begin(job_id, 1)
+    assert new is not None
+    assert ledger.wanted(job_id, new.attempt)
+    ledger.record(job_id, [Outcome(0, result=result())], attempt=new.attempt)
+    assert ledger.job(job_id).done == 1
+
+
+def test_the_rate_is_that_of_this_attempt(ledger: Ledger) -> None:
+    job_id = submitted(ledger, 30)
+    ledger.begin(job_id, 0)
+    ledger.record(
+        job_id,
+        [Outcome(number, error=FAULT) if number == 0 else Outcome(number, result=result()) for number in range(30)],
+    )
+    first = ledger.job(job_id)
+    assert first.started_at is not None
+    assert first.finished_at is not None
+    assert ledger.rate_per_s(first) == pytest.approx(30 / (first.finished_at - first.started_at))
+    ledger.retry(job_id)
+    assert ledger.rate_per_s(ledger.job(job_id)) is None
+    ledger.begin(job_id, 10)
+    assert ledger.rate_per_s(ledger.job(job_id)) is None
+
+
+def test_what_a_job_waits_for_is_forgotten_when_it_goes_on_or_ends(ledger: Ledger) -> None:
+    job_id = submitted(ledger, 4)
+    ledger.wait_for(job_id, "disk_space")
+    assert ledger.job(job_id).waiting_for == "disk_space"
+    ledger.begin(job_id, 0)
+    assert ledger.job(job_id).waiting_for is None
+    ledger.cancel(job_id)
+    ledger.wait_for(job_id, "disk_space")
+    assert ledger.job(job_id).waiting_for is None
+
+
+def test_only_a_job_that_is_still_over_is_cleared_away(ledger: Ledger) -> None:
+    job_id = submitted(ledger, 1)
+    ledger.record(job_id, [Outcome(0, error=FAULT)])
+    finished = ledger.job(job_id).finished_at
+    assert finished is not None
+    ledger.delete(job_id, finished_before=finished)
+    ledger.retry(job_id)
+    ledger.delete(job_id, finished_before=finished + 60)
+    assert ledger.job(job_id).status == "queued"
+    ledger.record(job_id, [Outcome(0, error=FAULT)])
+    ledger.delete(job_id, finished_before=finished + 60)
+    assert ledger.deleted() == [job_id]
+
+
+def test_a_database_that_takes_no_changes_is_waited_for(postgres_url: str, tmp_path: Path) -> None:
+    database = Database(Settings(data_dir=tmp_path, database_url=postgres_url))
+    database.migrate()
+    name = tables.sa.make_url(postgres_url).database
+    with database.read() as connection:
+        connection.exec_driver_sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        connection.commit()
+    database.close()
+    waits = iter(range(3))
+
+    def waiting() -> None:
+        if next(waits) == 1:
+            with database.read() as connection:
+                connection.exec_driver_sql("SET TRANSACTION READ WRITE")
+                connection.exec_driver_sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+                connection.commit()
+            database.close()
+
+    book = Ledger(database, ShardQueue(database), shard_pictures=3)
+    assert database.patiently(lambda: book.open(owner="me"), waiting)
+    database.close()
+
+
+def test_no_free_connection_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POOL, "pool_timeout", 0.01)
+    database = Database(Settings(data_dir=tmp_path))
+    database.migrate()
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            stack.enter_context(database.read())
+        with pytest.raises(JobsUnavailable, match=f"All {CONNECTIONS} connections"), database.read():
+            pass
+    database.close()
 
 
 def test_a_finished_job_cannot_be_cancelled_nor_a_running_one_retried(ledger: Ledger) -> None:

@@ -1,19 +1,28 @@
 """Locks between processes, beside a SQLite file and on Postgres."""
 
+import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from app.config import Settings
 from app.errors import JobsUnavailable
+from app.jobs import locks as locks_module
 from app.jobs.database import Database
 from app.jobs.locks import Locks, Seat, SeatLost
+from tests.app.jobs.crew import eventually
 from tests.app.jobs.postgres import Postgres
 
 HOLDER = """
@@ -54,11 +63,22 @@ def test_a_lock_has_one_holder_even_in_one_process_and_names_are_apart(locks: Lo
     assert lock
     assert lock.is_held()
     assert locks.take("a") is None
-    assert not locks.is_free("a")
-    assert locks.is_free("b")
+    assert locks.free(["a", "b"]) == {"b"}
     lock.release()
-    assert locks.is_free("a")
-    assert locks.is_free("a"), "looking took it away"
+    assert locks.free(["a", "b"]) == {"a", "b"}
+    assert locks.free([]) == set()
+
+
+def test_who_looks_does_not_blind_others_who_look(locks: Locks) -> None:
+    looks: list[set[str]] = []
+
+    def look() -> None:
+        looks.extend(locks.free(["a"]) for _ in range(100))
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(look)
+    assert looks == [{"a"}] * 400
 
 
 def test_a_lock_is_refused_to_another_process_and_ends_with_the_process_that_is_killed(
@@ -71,10 +91,10 @@ def test_a_lock_is_refused_to_another_process_and_ends_with_the_process_that_is_
     mine.release()
     with held_elsewhere(settings, "a") as holder:
         assert answer(holder) == "taken"
-        assert not locks.is_free("a")
+        assert locks.free(["a"]) == set()
         holder.send_signal(signal.SIGKILL)
         holder.wait(10)
-        assert locks.is_free("a")
+        assert locks.free(["a"]) == {"a"}
 
 
 def test_workers_sit_on_the_first_free_places(locks: Locks) -> None:
@@ -97,8 +117,10 @@ def test_a_file_s_workers_have_the_same_names_in_a_container_that_is_made_anew(
 
 
 @pytest.fixture
-def postgres_locks(postgres_url: str) -> Locks:
-    return Locks(Database(Settings(database_url=postgres_url)))
+def postgres_locks(postgres_url: str) -> Iterator[Locks]:
+    database = Database(Settings(database_url=postgres_url))
+    yield Locks(database)
+    database.close()
 
 
 def cut_off(url: str) -> None:
@@ -115,16 +137,124 @@ def test_a_place_that_goes_with_the_connection_is_taken_again(postgres_locks: Lo
     seat.confirm(lambda: pytest.fail("nothing was lost, so there is nothing to ask"))
     assert seat.is_sure
     cut_off(postgres_url)
-    assert postgres_locks.is_free(seat.executor)
+    assert postgres_locks.free([seat.executor]) == {seat.executor}
     asked: list[bool] = []
     seat.confirm(lambda: asked.append(True) or True)
     assert asked
     assert seat.is_sure
-    assert not postgres_locks.is_free(seat.executor)
+    assert postgres_locks.free([seat.executor]) == set()
     seat.leave()
+    assert not seat.is_sure
 
 
-def test_a_place_that_another_took_meanwhile_is_lost(postgres_locks: Locks, postgres_url: str) -> None:
+def test_looking_at_many_locks_on_postgres_is_one_statement_and_no_connection_more(
+    postgres_locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+    engine = postgres_locks._database.engine
+    sa.event.listen(engine, "before_cursor_execute", lambda _connection, _cursor, sql, *_: statements.append(sql))
+    postgres_locks.free(["a"])
+    monkeypatch.setattr(psycopg, "connect", lambda *_, **__: pytest.fail("another connection"))
+    statements.clear()
+    assert len(postgres_locks.free([str(number) for number in range(50)])) == 50
+    assert len(statements) == 1
+
+
+def test_a_place_is_held_by_its_lock_and_not_by_a_connection_that_answers(
+    postgres_locks: Locks, postgres_url: str
+) -> None:
+    """As behind a pooler, which gives the connection that has the lock to somebody else."""
+    lock = postgres_locks.take("a")
+    assert lock
+    assert lock.is_held()
+    behind_it = lock._connection  # type: ignore[attr-defined]
+    lock._connection = psycopg.connect(postgres_url, autocommit=True)  # type: ignore[attr-defined]
+    assert not lock.is_held()
+    behind_it.close()
+
+
+def test_a_dead_connection_that_the_server_takes_for_alive_is_waited_out(
+    postgres_locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seat = Seat.take(postgres_locks)
+    alive, dead = kept_by_the_server(seat)
+    with pytest.raises(JobsUnavailable):
+        seat.confirm(lambda: True)
+    assert not seat.is_sure
+    os.close(alive)
+    eventually(lambda: postgres_locks.free([seat.executor]))
+    seat.confirm(lambda: True)
+    assert seat.is_sure
+    dead.close()
+    alive, dead = kept_by_the_server(seat)
+    monkeypatch.setattr(locks_module, "_UNNOTICED_S", 0.3)
+    with pytest.raises(JobsUnavailable):
+        seat.confirm(lambda: True)
+    time.sleep(0.3)
+    with pytest.raises(SeatLost):
+        seat.confirm(lambda: True)
+    os.close(alive)
+    dead.close()
+
+
+def kept_by_the_server(seat: Seat) -> tuple[int, socket.socket]:
+    """Have the client's end of the lock's connection be dead; the server's lives as long as what is returned."""
+    descriptor = seat._lock._connection.fileno()  # type: ignore[union-attr]
+    alive = os.dup(descriptor)
+    dead, other_end = socket.socketpair()
+    other_end.close()
+    os.dup2(dead.fileno(), descriptor)
+    return alive, dead
+
+
+def test_a_pooler_in_between_is_told_of(
+    postgres: Postgres, postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as PgBouncer: the number of the connection that it tells is its own."""
+    with pooler(postgres.port) as port:
+        locks = Locks(Database(Settings(database_url=postgres_url.replace(f":{postgres.port}/", f":{port}/"))))
+        seat = Seat.take(locks)
+        assert "must pool sessions" in caplog.text
+        seat.confirm(lambda: True)
+        seat.leave()
+    caplog.clear()
+    Seat.take(Locks(Database(Settings(database_url=postgres_url)))).leave()
+    assert not caplog.text
+
+
+@contextmanager
+def pooler(port: int) -> Iterator[int]:
+    """Something that passes one connection on, but for the number of its server process."""
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        with client, socket.create_connection(("127.0.0.1", port)) as server:
+            while ready := select.select([client, server], [], [])[0]:
+                data = ready[0].recv(65536)
+                if not data:
+                    return
+                start = data.find(b"K\0\0\0\x0c") if ready[0] is server else -1
+                if start >= 0:
+                    data = data[: start + 5] + b"\0\0\0\x01" + data[start + 9 :]
+                (client if ready[0] is server else server).sendall(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(10)
+
+
+def test_a_folder_of_locks_that_cannot_be_written_is_an_unavailable_database(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("")
+    with pytest.raises(JobsUnavailable):
+        Locks(Database(Settings(data_dir=tmp_path))).take("a")
+
+
+def test_a_place_that_another_took_meanwhile_is_lost(
+    postgres_locks: Locks, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks_module, "_UNNOTICED_S", 0.0)
     seat = Seat.take(postgres_locks)
     cut_off(postgres_url)
     usurper = Seat.take(postgres_locks)

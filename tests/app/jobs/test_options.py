@@ -7,8 +7,8 @@ from flask.testing import FlaskClient
 from pydantic import SecretStr
 
 from app.config import Settings
-from app.errors import KNOWN_ERRORS
 from app.jobs.options import from_json, read_options, to_json
+from app.known_errors import KNOWN_ERRORS
 from app.schemas.options import ExplainOptions
 from app.service import Service
 

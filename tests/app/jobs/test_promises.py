@@ -18,7 +18,7 @@ from app.errors import JobsUnavailable
 from app.jobs.artifacts import result_key
 from tests.app.jobs import crew as crews
 from tests.app.jobs.crew import Crew, children, eventually, kill, kill_all, working
-from tests.app.jobs.double import DEADLY
+from tests.app.jobs.double import DEADLY, HANGS_ONCE, PICTURE_S, SLOW
 from tests.app.jobs.postgres import Postgres
 from tests.conftest import start_server, stop_server
 
@@ -63,36 +63,51 @@ def test_a_storm_of_kills_of_workers_and_of_postgres_loses_nothing_and_shows_not
 
 
 def storm(settings: Settings, *, seed: int, kills: list[str], postgres: Postgres | None = None) -> None:
-    """Kill at random points of the progress, as far apart as a worker needs to do what it had."""
+    """Kill at random times after random points of the progress, as far apart as a worker needs to do what it had."""
     chance = random.Random(seed)  # noqa: S311
     chance.shuffle(kills)
     points = [AT_ONCE * (1 + kill) + chance.randrange(AT_ONCE) for kill in range(len(kills))]
     all_pictures = pictures(points[-1] + 2 * AT_ONCE)
     with working(settings, 2) as crew:
         job_id = crew.submit(all_pictures)
+        killed: list[int] = []
+        lost: set[int] = set()
         for what, point in zip(kills, points, strict=True):
             crew.wait_for(job_id, point)
-            strike(crew, what, chance, postgres)
+            time.sleep(chance.uniform(0, 2 * PICTURE_S))
+            if worker := strike(crew, what, chance, postgres):
+                lost |= crew.unrecorded(job_id, worker)
+                killed.append(worker)
         crew.finish(job_id)
         crew.require_exactly_once(job_id, all_pictures)
+        assert len(killed) == kills.count("worker")
+        assert lost, "no kill fell between the making of an artifact and its record"
 
 
-def strike(crew: Crew, what: str, chance: random.Random, postgres: Postgres | None) -> None:
+def strike(crew: Crew, what: str, chance: random.Random, postgres: Postgres | None) -> int | None:
+    """Kill something, and return which worker, if it is one."""
     if what == "database":
         assert postgres is not None
         postgres.kill()
         postgres.start()
-        return
-    alive = [process for process in crew.supervisors if process.poll() is None]
-    one = chance.choice(alive)
+        return None
     if what == "supervisor":
+        one = chance.choice([process for process in crew.supervisors if process.poll() is None])
         kill(one.pid)
         one.wait()
         crew.start()  # as whatever keeps the service does; its worker sees that it is alone, and goes
-        return
-    eventually(lambda: any(children(process.pid) for process in alive))
-    [worker] = children(one.pid) or children(next(process for process in alive if children(process.pid)).pid)
+        return None
+    eventually(lambda: workers_of(crew))
+    worker = chance.choice(workers_of(crew))
     kill(worker)
+    eventually(lambda: worker not in workers_of(crew))
+    return worker
+
+
+def workers_of(crew: Crew) -> list[int]:
+    """Those that have begun to work on something, and live."""
+    began = {int(line.split()[0]) for line in crew.lines("began")}
+    return [worker for process in crew.supervisors for worker in children(process.pid) if worker in began]
 
 
 @pytest.mark.parametrize("deployment", ["file_settings", "server_settings"])
@@ -176,6 +191,17 @@ def test_a_worker_that_is_told_to_stop_hands_back_what_it_has_and_it_costs_no_ru
         assert set(crew.began().values()) == {1}, "a picture was begun that was not finished"
 
 
+def test_a_slow_step_is_finished_and_kept_by_a_worker_that_is_told_to_stop(server_settings: Settings) -> None:
+    with working(server_settings, 1) as crew:
+        job_id = crew.submit([SLOW] * SHARD)
+        eventually(lambda: sum(crew.began().values()) == SHARD)
+        [supervisor] = crew.supervisors
+        supervisor.terminate()
+        assert supervisor.wait(crews.GRACE_S) == 0
+        crew.require_exactly_once(job_id, [SLOW] * SHARD)
+        assert crew.workflows() == [("0", "SUCCESS", 1)]
+
+
 def test_a_restart_of_the_database_is_waited_out(server_settings: Settings, postgres: Postgres) -> None:
     with working(server_settings, 2) as crew:
         all_pictures = pictures(20 * SHARD)
@@ -208,20 +234,23 @@ def test_workers_that_start_while_the_database_is_away_wait_for_it(
         crew.require_exactly_once(job_id, pictures(SHARD))
 
 
-def test_a_worker_that_hangs_is_killed_and_its_shard_taken_up(file_settings: Settings) -> None:
+def test_a_worker_that_hangs_is_killed_even_if_it_does_so_at_once_and_its_shard_taken_up(
+    file_settings: Settings,
+) -> None:
+    all_pictures = [HANGS_ONCE, *pictures(SHARD - 1)]
     with working(file_settings, 0) as crew:
-        supervisor = crew.start(stall_s=3)
-        job_id = crew.submit(pictures(4 * SHARD))
-        crew.wait_for(job_id, 1)
+        job_id = crew.submit(all_pictures)
+        supervisor = crew.start(stall_s=5)
+        eventually(lambda: crew.began()[0])
         [worker] = children(supervisor.pid)
-        subprocess.run(["kill", "-STOP", str(worker)], check=True)
         crew.finish(job_id)
-        crew.require_exactly_once(job_id, pictures(4 * SHARD))
+        crew.require_exactly_once(job_id, all_pictures)
         assert f"the worker {worker} did nothing for too long" in crew.log()
+        assert crew.began()[0] == 2
 
 
 def test_who_submits_and_is_killed_leaves_whole_jobs_only(file_settings: Settings) -> None:
-    settings = file_settings.model_copy(update={"job_shard_pictures": 1})
+    settings = Settings(data_dir=file_settings.data_dir, job_shard_pictures=1, max_job_items=100)
     crew = Crew(settings)
     command, surroundings = [sys.executable, "-c", SUBMITTER], crews.environment(settings, crew.traces)
     with subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE) as process:

@@ -8,22 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.config import Settings
-from app.engine import DeviceLost, Job, ShuttingDown, Watch
-from app.errors import JobsUnavailable, OutOfMemory, OutOfSpace
+from app.engine import DeviceLost, Job, ShuttingDown
+from app.errors import DeviceUnavailable, JobsUnavailable, OutOfMemory, OutOfSpace
 from app.jobs import shard
 from app.jobs.artifacts import Store, result_key
 from app.jobs.database import Database
 from app.jobs.engine import ShardQueue
-from app.jobs.explaining import Explained, ServiceExplain, worker_settings
+from app.jobs.explaining import Explained, ServiceExplain, Watching, worker_settings
 from app.jobs.ledger import Ledger
 from app.jobs.options import Asked
 from app.jobs.rows import NewItem
 from app.jobs.shard import ShardRunner
 from app.service import Service
+from models.errors import WeightsMismatch
 from tests.app.jobs import books
 from tests.support import PICTURES
 
@@ -34,10 +36,10 @@ _PATIENCE_S = 30.0
 class Double:
     """Explains a picture by its bytes: what they name happens."""
 
-    happens: dict[bytes, Callable[[Watch], None]] = field(default_factory=dict)
+    happens: dict[bytes, Callable[[Watching], None]] = field(default_factory=dict)
     calls: list[int] = field(default_factory=list)
 
-    def __call__(self, picture: bytes, asked: Asked, number: int, watch: Watch) -> Explained:
+    def __call__(self, picture: bytes, asked: Asked, number: int, watch: Watching) -> Explained:
         self.calls.append(number)
         if picture in self.happens:
             self.happens[picture](watch)
@@ -45,8 +47,8 @@ class Double:
         return Explained(result, {f"{number:06d}.overlay.jpg": b"overlay of " + picture})
 
 
-def raises(error: Exception) -> Callable[[Watch], None]:
-    def happen(watch: Watch) -> None:
+def raises(error: Exception) -> Callable[[Watching], None]:
+    def happen(watch: Watching) -> None:
         raise error
 
     return happen
@@ -160,6 +162,7 @@ def test_what_is_wrong_with_one_picture_is_its_own_error(bench: Bench, caplog: p
     bench.explain.happens = {
         pictures[3]: raises(OutOfMemory("It is too large.")),
         pictures[5]: raises(RuntimeError("a bug")),
+        pictures[6]: raises(WeightsMismatch("The model cannot be loaded.")),
     }
     pictures[7] = b""
     pictures[8] = b"x" * (bench.settings.max_body_bytes + 1)
@@ -170,6 +173,7 @@ def test_what_is_wrong_with_one_picture_is_its_own_error(bench: Bench, caplog: p
     assert bench.errors(job_id) == {
         3: "out_of_memory",
         5: "internal_error",
+        6: "weights_mismatch",
         7: "empty_image",
         8: "image_too_many_bytes",
         9: "source_unreadable",
@@ -240,6 +244,40 @@ def test_a_cancelled_job_stops_at_once(bench: Bench, aside: ThreadPoolExecutor) 
     assert bench.statuses(job_id) == "s" * 4 + "c" * 46
 
 
+def test_an_old_run_ends_although_the_job_was_retried_and_tells_nothing(
+    bench: Bench, aside: ThreadPoolExecutor
+) -> None:
+    go = threading.Event()
+    pictures = names(50)
+    goes_on = dict.fromkeys(pictures[4:], lambda watch: watched(watch, job_in("running")))
+    bench.explain.happens = {**dict.fromkeys(pictures[:4], lambda watch: held(go)), **goes_on}
+    job_id = bench.submit(pictures)
+    running = aside.submit(bench.runner.run, job_id, 0)
+    until(lambda: len(bench.explain.calls) == 12)
+    bench.ledger.cancel(job_id)
+    bench.ledger.retry(job_id)
+    go.set()
+    running.result(_PATIENCE_S)
+    assert bench.statuses(job_id) == "w" * 50
+    bench.explain.happens = {}
+    bench.runner.run(job_id, 1)
+    assert bench.statuses(job_id) == "s" * 50
+
+
+def test_what_an_old_run_tells_last_is_not_noted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = bench.submit(names(3))
+    record = bench.ledger.record
+
+    def retried(*args: Any, **more: Any) -> None:
+        bench.ledger.cancel(job_id)
+        bench.ledger.retry(job_id)
+        record(*args, **more)
+
+    monkeypatch.setattr(bench.ledger, "record", retried)
+    bench.runner.run(job_id, 0)
+    assert bench.statuses(job_id) == "www"
+
+
 def test_a_deleted_job_stops_at_once(bench: Bench, aside: ThreadPoolExecutor) -> None:
     pictures = names(50)
     bench.explain.happens = dict.fromkeys(pictures, lambda watch: watched(watch, job_in("running")))
@@ -296,7 +334,7 @@ def test_reported_steps_beat_and_silence_does_not(
     go, reported = threading.Event(), threading.Event()
     monkeypatch.setattr(shard, "_LOOK_S", 0.02)
 
-    def work(watch: Watch) -> None:
+    def work(watch: Watching) -> None:
         for done in (1, 1, 2, 3):
             watch(job_in("running", (done, 3)))
         reported.set()
@@ -313,6 +351,21 @@ def test_reported_steps_beat_and_silence_does_not(
     go.set()
     running.result(_PATIENCE_S)
     assert bench.statuses(job_id) == "s"
+
+
+def test_loading_a_model_is_a_sign_of_life_and_ends_with_the_process(bench: Bench, aside: ThreadPoolExecutor) -> None:
+    def load(watch: Watching) -> None:
+        while True:
+            watch.loading()
+            time.sleep(0.01)
+
+    bench.explain.happens = {b"picture 0": load}
+    job_id = bench.submit(names(1))
+    running = aside.submit(bench.runner.run, job_id, 0)
+    until(lambda: len(bench.beats) > 3)
+    bench.stopping.set()
+    running.result(_PATIENCE_S)
+    assert bench.statuses(job_id) == "w"
 
 
 @pytest.mark.parametrize("where", ["free bytes", "writing"])
@@ -389,6 +442,19 @@ def test_a_store_that_is_away_is_waited_for(
     assert (job.status, job.done, job.waiting_for) == ("succeeded", 10, None)
 
 
+def test_one_upload_that_cannot_be_read_is_its_own_error(bench: Bench, aside: ThreadPoolExecutor) -> None:
+    job_id = bench.submit(names(1))
+    upload = bench.settings.data_dir / "jobs" / job_id / "0"
+    upload.unlink()
+    upload.mkdir()  # no file, as no permission or a damaged disk would make it none
+    running = aside.submit(bench.runner.run, job_id, 0)
+    try:
+        running.result(_PATIENCE_S)
+    finally:
+        bench.stopping.set()
+    assert bench.errors(job_id) == {0: "source_unreadable"}
+
+
 def test_a_database_that_is_away_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = bench.submit(names(20))
     for name in ("begin", "wanted", "record"):
@@ -405,7 +471,18 @@ def test_a_full_disk_of_the_database_is_waited_for(bench: Bench, monkeypatch: py
     assert bench.ledger.job(job_id).status == "succeeded"
 
 
-@pytest.mark.parametrize("error", [DeviceLost("gone"), ShuttingDown("closing")])
+def test_a_full_disk_of_the_database_fails_no_shard_of_a_worker_that_stops(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = bench.submit(names(3))
+    for name in ("begin", "hand_back"):
+        fails_first(bench.ledger, name, OutOfSpace("full"), monkeypatch)
+    bench.stopping.set()
+    bench.runner.run(job_id, 0)
+    assert len(bench.ledger.begin(job_id, 1).items) == 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("error", [DeviceLost("gone"), DeviceUnavailable("none"), ShuttingDown("closing")])
 def test_a_lost_device_is_no_pictures_error(bench: Bench, error: Exception, aside: ThreadPoolExecutor) -> None:
     pictures = names(20)
     others = dict.fromkeys(pictures[9:], lambda watch: watched(watch, job_in("running")))
@@ -459,10 +536,10 @@ def fails_first(ledger: Ledger, name: str, error: Exception, monkeypatch: pytest
     """Have a call fail twice before it does what it does."""
     usual, failures = getattr(ledger, name), iter([error, error])
 
-    def call(*args: object) -> object:
+    def call(*args: object, **more: object) -> object:
         if raised := next(failures, None):
             raise raised
-        return usual(*args)
+        return usual(*args, **more)
 
     monkeypatch.setattr(ledger, name, call)
 
@@ -471,7 +548,7 @@ def held(go: threading.Event) -> None:
     assert go.wait(_PATIENCE_S)
 
 
-def watched(watch: Watch, job: Job[None, None]) -> None:
+def watched(watch: Watching, job: Job[None, None]) -> None:
     """Work until the watch ends it."""
     ends = time.monotonic() + _PATIENCE_S
     while time.monotonic() < ends:

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.jobs import supervisor
-from app.jobs.supervisor import CANNOT_START, Pulse, Supervisors
+from app.jobs.supervisor import CANNOT_START, Pulse, Supervisor, Supervisors
 from tests.app.jobs.crew import eventually, kill_all
 
 IMPORTS = "import os, signal, sys, time\nfrom app.jobs.supervisor import Pulse\n"
@@ -33,9 +34,8 @@ Start = Callable[..., "Watched"]
 class Watched:
     """A supervisor, and what its workers print."""
 
-    def __init__(self, code: str, output: Path, **limits: float) -> None:
-        given = {"stall_s": 30.0, "grace_s": 30.0, **limits}
-        command = supervisor.command(**given, worker=[sys.executable, "-c", code])  # type: ignore[arg-type]
+    def __init__(self, code: str, output: Path, **given: Any) -> None:
+        command = supervisor.command(**{"stall_s": 30, "grace_s": 30, "worker": [sys.executable, "-c", code], **given})
         self._output = output
         with output.open("wb") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file)
@@ -59,8 +59,8 @@ class Watched:
 def start(tmp_path: Path) -> Iterator[Start]:
     watched: list[Watched] = []
 
-    def start(code: str, **limits: float) -> Watched:
-        watched.append(Watched(code, tmp_path / "output", **limits))
+    def start(code: str, **given: Any) -> Watched:
+        watched.append(Watched(code, tmp_path / "output", **given))
         return watched[-1]
 
     yield start
@@ -139,6 +139,26 @@ def test_where_another_start_would_not_help_there_is_none(start: Start) -> None:
     assert len(watched.workers()) == 1
 
 
+def test_who_never_gives_up_waits_longer_and_longer_for_a_start_to_be_possible(start: Start) -> None:
+    watched = start(CANNOT, never_gives_up=True)
+    eventually(lambda: "ended with 3" in watched.output)
+    assert watched.lines()[1:] == [watched.lines()[1]], "said more than once"
+    assert "ended with 3 since it cannot start; another is started in 10 s" in watched.output
+    watched.process.terminate()
+    assert watched.process.wait(10) == 0
+    assert len(watched.workers()) == 1
+
+
+def test_how_long_is_waited_before_the_next_start() -> None:
+    one = Supervisor([], stall_s=1, grace_s=1, never_gives_up=True)
+    waits = []
+    # It cannot start, and says so at its first shard, which may be late; at last it can, and then dies.
+    for code, lived_s in [*[(CANNOT_START, 3600.0)] * 7, (-9, 3600.0), (-9, 1.0)]:
+        one._wait_s = one._next_wait_s(code, lived_s)
+        waits.append(one._wait_s)
+    assert waits == [10, 20, 40, 80, 160, 300, 300, 0.5, 1]
+
+
 def test_a_worker_hears_that_its_supervisor_is_gone(start: Start) -> None:
     watched = start(LONELY)
     first = watched.first()
@@ -187,3 +207,27 @@ def test_a_server_s_supervisors_are_replaced_even_if_the_server_reaps_them_and_n
     supervisors.wait()
     supervisors.keep()
     assert supervisors._alive() == []
+
+
+def test_a_server_s_supervisors_have_their_grace_from_when_they_are_told_and_are_told_once(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    told = f"__import__('pathlib').Path({str(said)!r}).open('a').write('told\\n')"
+    code = f"import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: {told})\nprint(flush=True)\ntime.sleep(60)"
+    supervisors = Supervisors(1, [sys.executable, "-c", f"{code}\ntime.sleep(60)"], os.environ, grace_s=1.5)
+    supervisors.keep()
+    [process] = supervisors._alive()
+    eventually(lambda: signal_is_caught(process.pid))
+    began = time.monotonic()
+    supervisors.tell()
+    time.sleep(1)  # gunicorn waits for its own
+    supervisors.tell()
+    supervisors.wait()
+    process.wait(10)
+    assert 1.5 <= time.monotonic() - began < 2.4
+    assert process.returncode == -signal.SIGKILL
+    assert said.read_text() == "told\n"
+
+
+def signal_is_caught(process_id: int) -> bool:
+    [mask] = [line for line in Path(f"/proc/{process_id}/status").read_text().splitlines() if line.startswith("SigCgt")]
+    return bool(int(mask.split()[1], 16) >> (signal.SIGTERM - 1) & 1)

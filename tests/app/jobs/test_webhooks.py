@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pydantic import SecretStr
@@ -110,13 +111,17 @@ def test_a_changed_body_does_not_verify(book: Book, receiver: Receiver) -> None:
         Webhook(SECRET).verify(body.replace(b"succeeded", b"cancelled"), headers)
 
 
-def test_the_id_stays_over_the_tries_of_one_end_and_changes_with_the_next(book: Book, receiver: Receiver) -> None:
+def test_the_id_stays_over_the_tries_of_one_end_and_changes_with_the_next(
+    book: Book, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     receiver.answers = [500, 204]
     job_id = book.submit(["a.jpg"], webhook=f"http://127.0.0.1:{receiver.port}/")
     book.fail(job_id, 0)
     with pytest.raises(Undelivered, match="500"):
         sender(book).deliver(job_id)
-    sender(book).deliver(job_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(webhooks, "datetime", InAMinute)
+        sender(book).deliver(job_id)
     book.ledger.retry(job_id)
     sender(book).deliver(job_id)  # it runs again: there is nothing to tell
     assert len(receiver.got) == 2
@@ -124,6 +129,16 @@ def test_the_id_stays_over_the_tries_of_one_end_and_changes_with_the_next(book: 
     sender(book).deliver(job_id)
     ids = [headers["webhook-id"] for _, headers, _ in receiver.got]
     assert ids[0] == ids[1] != ids[2]
+    first, second, _ = (headers["webhook-timestamp"] for _, headers, _ in receiver.got)
+    assert int(second) - int(first) >= 60  # an old one would be refused
+    for _, headers, body in receiver.got:
+        Webhook(SECRET).verify(body, headers)
+
+
+class InAMinute(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) + timedelta(minutes=1)
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 307, 400, 404, 429, 500, 503])
