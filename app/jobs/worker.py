@@ -40,7 +40,7 @@ _TICK_S = 1.0
 _RESCUE_S = 3.0
 _DELETED_S, _HOUSEKEEPING_S = 5.0, 60.0
 _KILLED = 1
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("app.jobs.worker")
 
 
 class _Stopping(Exception):
