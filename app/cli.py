@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from app.cli_batch import batch
 from app.cli_jobs import jobs_app
+from app.cli_options import options_of
 from app.config import PREFIX, Settings, SettingsError, load_settings
 from app.console import complain, fail, print_method, print_methods, print_table, say, show, text, watched
 from app.schemas.answers import MethodInfo
@@ -252,25 +253,13 @@ def _checked(service: "Service", given: dict[str, Any], pairs: list[str]) -> tup
     from app.known_errors import KNOWN_ERRORS
     from app.schemas.checking import check
 
-    for pair in pairs:
-        if "=" not in pair:
-            fail(f"--set {pair!r} is not NAME=VALUE.", code=2)
-    options = {name: _from_text(name, value) for name, value in given.items() if value is not None}
-    options |= dict(pair.split("=", 1) for pair in pairs)
+    options = options_of(given, pairs)
     try:
         checked, parameters = check(ExplainOptions, options, parameters=service.catalogue.parameter_schemas())
         service.check(checked, parameters)
         return checked, parameters
     except KNOWN_ERRORS as error:
         fail(str(error), code=2)
-
-
-def _from_text(name: str, value: Any) -> Any:
-    from app.schemas.checking import from_text
-
-    if isinstance(value, list):
-        return [_from_text(name, item) for item in value]
-    return from_text(name, value) if isinstance(value, str) else value
 
 
 def _results(images: list[Path], out: Path | None, options: ExplainOptions) -> list[tuple[Path, Path]]:

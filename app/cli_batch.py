@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.cli_jobs import AsJson, bar
+from app.cli_options import options_of
 from app.config import load_settings
 from app.console import complain, fail, say
 
@@ -166,11 +167,7 @@ def _asked(given: dict[str, Any], pairs: list[str]) -> "Asked":
     from app.service import Service
     from models import ModelError
 
-    for pair in pairs:
-        if "=" not in pair:
-            fail(f"--set {pair!r} is not NAME=VALUE.", code=2)
-    options = {name: _from_text(name, value) for name, value in given.items() if value is not None}
-    options |= dict(pair.split("=", 1) for pair in pairs)
+    options = options_of(given, pairs)
     settings = load_settings(workers=1)
     wanted = (*settings.models, *filter(None, [given["model"]]))  # the operator's own wish may download weights
     try:
@@ -181,14 +178,6 @@ def _asked(given: dict[str, Any], pairs: list[str]) -> "Asked":
         return read_options(service, options)
     except KNOWN_ERRORS as error:
         fail(str(error), code=2)
-
-
-def _from_text(name: str, value: Any) -> Any:
-    from app.schemas.checking import from_text
-
-    if isinstance(value, list):
-        return [_from_text(name, item) for item in value]
-    return from_text(name, value) if isinstance(value, str) else value
 
 
 def _require_parquet(summary: Summary) -> None:
