@@ -13,13 +13,13 @@ from pydantic import Field, SecretStr, StringConstraints, ValidationError, Valid
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app import machine
+
 PREFIX = "HEATLENS_"
 SLOT = "LOCAL_RANK"
 """The environment variable that says which of the devices is this process's; torch's own launcher calls it so."""
 GUNICORN_TIMEOUT_S = 3600
 """gunicorn's own limit, which ends a worker: loading counts, and a first download. Every request has a shorter one."""
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARDS_OF_A_JOB = 20_000
 _PASSWORD = re.compile(r"(://[^/:@]*):.*@")
 _WORKER_BYTES = 3 * 2**29
@@ -217,7 +217,7 @@ class Settings(BaseSettings):
     def devices(self) -> tuple[str, ...]:
         """The devices that workers take in turn, as torch calls them; found without torch, so never wrong to ask."""
         if self.device in ("auto", "cuda"):
-            gpus = tuple(f"cuda:{index}" for index in range(_gpus()))
+            gpus = tuple(f"cuda:{index}" for index in range(machine.gpus()))
             return gpus or ("cpu" if self.device == "auto" else "cuda:0",)
         return tuple(self.device.split(","))
 
@@ -306,12 +306,12 @@ class Settings(BaseSettings):
             return self.workers
         if self.devices != ("cpu",):
             return len(self.devices)
-        return max(1, min(_cores(), memory_bytes() // _WORKER_BYTES - self.job_workers))
+        return max(1, min(machine.cores(), machine.memory_bytes() // _WORKER_BYTES - self.job_workers))
 
     @property
     def torch_thread_count(self) -> int:
         """Threads of one torch operation: as set, else the cores shared among the workers."""
-        return self.torch_threads or max(1, _cores() // self.worker_count)
+        return self.torch_threads or max(1, machine.cores() // self.worker_count)
 
     @property
     def preloaded(self) -> tuple[str, ...]:
@@ -350,34 +350,6 @@ def _is_webhook_secret(secret: str) -> bool:
     except ValueError:
         return False
     return secret.startswith("whsec_") and 24 <= len(key) <= 64
-
-
-def _cores() -> int:
-    """Return the cores that this process may use: a container's quota can be below what it sees."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = _CPU_QUOTA.read_text().split()
-    except FileNotFoundError:
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-
-
-def memory_bytes() -> int:
-    """Return the memory that is free for this process: a container's limit can be below what the machine has."""
-    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(facts["MemAvailable"].split()[0]) * 1024
-    try:
-        limit = _MEMORY_LIMIT.read_text().strip()
-    except FileNotFoundError:
-        return free
-    return free if limit == "max" else min(free, int(limit))
-
-
-def _gpus() -> int:
-    """Count the GPUs without asking CUDA, which must not be touched before the workers fork."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -4,8 +4,9 @@ import os
 
 import torch
 
-from app.config import SLOT, Settings, memory_bytes
+from app.config import SLOT, Settings
 from app.errors import DeviceUnavailable
+from app.machine import memory_bytes
 
 
 def own_device(settings: Settings) -> torch.device:

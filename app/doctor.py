@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from app.config import PREFIX, Settings, memory_bytes, without_password
+from app.config import PREFIX, Settings, without_password
+from app.machine import memory_bytes
 from models import Registry
 from models.loading import weights_present
 

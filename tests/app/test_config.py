@@ -46,7 +46,7 @@ def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value:
 
 def test_cores_are_shared_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(6)))
-    monkeypatch.setattr("app.config._CPU_QUOTA", Path("/nowhere"))
+    monkeypatch.setattr("app.machine._CPU_QUOTA", Path("/nowhere"))
     assert Settings(device="cpu").worker_count == 6
     assert Settings(device="cpu").torch_thread_count == 1
     assert Settings(device="cpu", workers=2).torch_thread_count == 3
@@ -60,15 +60,15 @@ def test_a_containers_quota_bounds_the_workers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, workers: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(6)))
-    monkeypatch.setattr("app.config._CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr("app.machine._CPU_QUOTA", tmp_path / "cpu.max")
     (tmp_path / "cpu.max").write_text(quota)
     assert Settings(device="cpu").worker_count == workers
 
 
 def test_workers_are_fewer_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(6)))
-    monkeypatch.setattr("app.config._CPU_QUOTA", Path("/nowhere"))
-    monkeypatch.setattr("app.config._MEMORY_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr("app.machine._CPU_QUOTA", Path("/nowhere"))
+    monkeypatch.setattr("app.machine._MEMORY_LIMIT", tmp_path / "memory.max")
     for limit, workers, threads in (("max", 6, 1), (str(9 * 2**29 + 5), 3, 2), (str(2**29), 1, 6)):  # 1.5 GiB each
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         settings = Settings(device="cpu", job_workers=0)
