@@ -32,6 +32,12 @@ class Parameters(BaseModel, extra="forbid", frozen=True):
     )
 
 
+POSITIVE_SANITY = (
+    "Fails the randomisation check on the embedded model: with the classifier made up, its maps agree with the true "
+    "ones by 0.93, those of different pictures by 0.44. What is positive in any gradients looks much the same."
+)
+
+
 Weigh = Callable[[Tensor, Tensor], Tensor]
 """From activation and gradient `(N, C, h, w)` to the map `(N, h, w)`."""
 
@@ -169,14 +175,21 @@ def layercam(batch: Batch, parameters: Parameters) -> Maps:
 _COST = "one forward pass, one short backward pass per target"
 
 
-def _register(name: str, run: Callable[[Batch, Parameters], Maps], summary: str, weakness: str, paper: str) -> None:
+def _register(
+    name: str,
+    run: Callable[[Batch, Parameters], Maps],
+    summary: str,
+    weakness: str,
+    paper: str,
+    sanity: str = LAYER_SANITY,
+) -> None:
     register(
         Method(
             name=name,
             family="cam",
             summary=summary,
             weakness=weakness,
-            sanity=LAYER_SANITY,
+            sanity=sanity,
             paper=paper,
             cost=_COST,
             cost_class="low",
@@ -200,6 +213,7 @@ _register(
     "As Grad-CAM, for pictures with several instances of the class, which it covers more evenly.",
     "Only positive gradients count: evidence against the class is hidden, and maps of different classes look alike.",
     "https://arxiv.org/abs/1710.11063",
+    POSITIVE_SANITY,
 )
 _register(
     "hirescam",
@@ -221,4 +235,5 @@ _register(
     "Fine maps of early layers; several layers are fused into one map that is both fine and sure.",
     "Early layers alone show texture; evidence against the class is hidden.",
     "https://doi.org/10.1109/TIP.2021.3089943",
+    POSITIVE_SANITY,
 )

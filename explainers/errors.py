@@ -125,3 +125,9 @@ class NonFiniteMap(ExplainError):
     """The attribution holds NaN or infinity although the scores are finite."""
 
     code = "non_finite_map"
+
+
+class NotComparable(ExplainError):
+    """Two things that have no common shape: maps of other sizes, features with another number of channels."""
+
+    code = "not_comparable"

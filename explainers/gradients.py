@@ -81,8 +81,11 @@ class Scored:
             yield source(score, keep_graph=k < self.rounds - 1)
 
 
-def gradient_of(score: Tensor, source: Tensor, *, keep_graph: bool) -> Tensor | None:
-    """Return the gradient of a scalar with respect to `source`, or None if it does not depend on it."""
+def gradient_of(score: Tensor, source: Tensor | Sequence[Tensor], *, keep_graph: bool) -> Tensor | None:
+    """Return the gradient of a scalar with respect to `source`, or None if it does not depend on it.
+
+    Of several sources the first counts; the backward pass goes as far as all of them.
+    """
     if not score.requires_grad:
         return None
     return torch.autograd.grad(score, source, retain_graph=keep_graph, allow_unused=True)[0]

@@ -16,21 +16,22 @@ Three facts of PyTorch decide the shape of this file:
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
 
 from explainers.errors import (
     LayerNeverRan,
     LayerOutputNotTensor,
-    MethodNotApplicable,
     NotConnected,
     UnknownLayer,
     close_matches,
 )
 from explainers.gradients import gradient_of
+from explainers.graph import Edge, is_relu, leaf_of, steps_of
 from explainers.subject import Subject
 
 _NO_INPUT_GRADIENT = "Full backward hook is firing when gradients are computed with respect to module outputs"
@@ -47,6 +48,7 @@ class Capture:
         self.layer = layer
         self._tape = tape
         self._backward_hook = backward_hook
+        self._inputs: list[Tensor] = []
         self._output: Tensor | None = None
         self._handed_on: Tensor | None = None
         self._hooked_gradient: Tensor | None = None
@@ -65,9 +67,9 @@ class Capture:
         `keep_graph` allows a further call on the same forward pass. No parameter's `.grad` is touched.
         Raises `LayerNeverRan` and `NotConnected`.
         """
-        output = self._taken()
+        sources = [self._taken(), *self._inputs]
         self._hooked_gradient = None
-        gradient = gradient_of(score, output, keep_graph=keep_graph)
+        gradient = gradient_of(score, sources, keep_graph=keep_graph)
         if gradient is None:
             msg = f"The score does not depend on the output of layer {self.layer!r}; choose a layer on the way to it."
             raise NotConnected(msg, field="layer")
@@ -106,12 +108,27 @@ class Capture:
     def attach(self, module: nn.Module, stack: ExitStack) -> None:
         """Register the hooks; `stack` undoes it."""
         stack.callback(self._close)
+        changes_input = getattr(module, "inplace", False)  # which torch allows only while those hooks stay out
+        if module._backward_hooks and not changes_input:  # noqa: SLF001 - nothing public tells
+            stack.callback(module.register_forward_pre_hook(self._on_begin).remove)
         stack.callback(module.register_forward_hook(self._on_forward).remove)
         kind = module._is_full_backward_hook  # noqa: SLF001 - set by the registration, never reset by `remove`
         self._backward_hook = self._backward_hook and kind is not False
         if self._backward_hook:
             stack.callback(setattr, module, "_is_full_backward_hook", kind)
             stack.callback(module.register_full_backward_hook(self._on_full_backward).remove)
+
+    def _on_begin(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Let the graph begin at the inputs of a layer that has full-backward hooks of its own.
+
+        Otherwise torch calls those with None for the inputs' gradients, and forbids them to return anything, which
+        hooks that change gradients do.
+        """
+        if not torch.is_grad_enabled() or any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+            return None
+        begun = tuple(self._tape.begin(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        self._inputs += [arg for arg in begun if isinstance(arg, Tensor) and arg.requires_grad]
+        return begun
 
     def _on_forward(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
         if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -130,11 +147,11 @@ class Capture:
 
     def _together(self, scores: Sequence[Tensor]) -> Tensor | None:
         """Return the gradients stacked, or None if it has to be one after the other."""
-        output = self._taken()
+        sources = [self._taken(), *self._inputs]
         each = torch.eye(len(scores), dtype=scores[0].dtype, device=scores[0].device)
         try:
-            (gradients,) = torch.autograd.grad(
-                torch.stack(list(scores)), output, each, retain_graph=True, allow_unused=True, is_grads_batched=True
+            gradients, *_ = torch.autograd.grad(
+                torch.stack(list(scores)), sources, each, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
         except RuntimeError:  # no graph, an operation that torch cannot batch, not enough memory for all at once
             return None
@@ -143,6 +160,7 @@ class Capture:
 
     def _close(self) -> None:
         self._output = self._handed_on = self._hooked_gradient = None
+        self._inputs.clear()
 
     def _taken(self) -> Tensor:
         if self._output is None:
@@ -168,8 +186,12 @@ class _Tape:
         """
         if self._has_begun and output.requires_grad:
             return output.clone()
+        return self.begin(output)
+
+    def begin(self, tensor: Tensor) -> Tensor:
+        """Return a copy as a fresh leaf, if it can have a gradient."""
         self._has_begun = True
-        return output.detach().clone().requires_grad_()
+        return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
 
 
 @contextmanager
@@ -232,47 +254,10 @@ def change_relus(score: Tensor, rule: BackwardRule) -> int:
     not), and nothing is attached to the model: these hooks go when the graph goes. Raises `MethodNotApplicable` where
     the graph has a step that another may be hidden in.
     """
-    relus = [step for step in _graph_of(score) if _is_relu(step)]
+    relus = [step for step in steps_of(score) if is_relu(step)]
     for relu in relus:
         relu.register_hook(lambda before, behind: tuple(g if g is None else rule(behind[0], g) for g in before))
     return len(relus)
-
-
-def _graph_of(score: Tensor) -> list[Node]:
-    """Return all steps of the backward pass from `score`."""
-    steps: dict[Node, None] = {}
-    todo = [score.grad_fn]
-    while todo:
-        step = todo.pop()
-        if step is not None and step not in steps:
-            steps[step] = None
-            todo += [before for before, _ in step.next_functions]
-    return list(steps)
-
-
-_LOWER_BOUNDS = {
-    "Relu": None,
-    "Hardtanh": "_saved_min_val",  # ReLU6 is one
-    "Threshold": "_saved_threshold",
-    "Clamp": "_saved_min",
-    "ClampMin": "_saved_min",
-}
-"""Steps that are ReLUs where their lower bound is zero, by the name that torch gives them, and the bound's name."""
-
-
-def _is_relu(step: Node) -> bool:
-    if step.name().endswith("CopySlices"):
-        msg = (
-            "The model changes a part or a view of a tensor in place, and a ReLU that does so cannot be seen; "
-            "use saliency or smoothgrad instead."
-        )
-        raise MethodNotApplicable(msg)
-    kind = step.name().partition("Backward")[0]
-    if kind not in _LOWER_BOUNDS:
-        return False
-    bound = _LOWER_BOUNDS[kind]
-    lower = 0 if bound is None else getattr(step, bound)
-    return not isinstance(lower, Tensor) and lower == 0
 
 
 @contextmanager
@@ -283,7 +268,7 @@ def observe(
 ) -> Iterator[None]:
     """Call `on_output(name, module, output)` whenever a named submodule finishes; outputs pass unchanged.
 
-    `on_input(name, module, arguments)` is called when it begins.
+    `on_input(name, module, arguments)` is called when it begins; the named arguments follow the others.
     """
     with ExitStack() as stack:
         for name, submodule in module.named_modules():
@@ -295,10 +280,53 @@ def observe(
             if on_input is None:
                 continue
 
-            def begin(started: nn.Module, args: Any, *, name: str = name) -> None:
-                on_input(name, started, args)
+            def begin(started: nn.Module, args: Any, kwargs: Any, *, name: str = name) -> None:
+                on_input(name, started, (*args, *kwargs.values()))
 
-            stack.callback(submodule.register_forward_pre_hook(begin).remove)
+            stack.callback(submodule.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        yield
+
+
+def on_arrival(edge: Edge, tell: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call `tell` with the whole gradient that arrives at a place of the graph; it goes on unchanged.
+
+    Nothing is attached to the model, unless the place is a parameter: then the handle must be removed.
+    """
+    step, number = edge
+
+    def hook(arriving: Sequence[Tensor | None]) -> None:
+        if (gradient := arriving[number]) is not None:
+            tell(gradient)
+
+    if (leaf := leaf_of(step)) is not None:  # a place where gradients are kept is not executed as a step
+        return cast("RemovableHandle", leaf.register_hook(tell))  # type: ignore[no-untyped-call]
+    return step.register_prehook(hook)
+
+
+def on_departure(step: Node, tell: Callable[[Sequence[Tensor | None]], None]) -> RemovableHandle:
+    """Call `tell` with the gradients that a step hands on, one for each of its `next_functions`, unchanged."""
+    return step.register_hook(lambda handed_on, _arrived: tell(handed_on))
+
+
+@contextmanager
+def ordinary_inputs(module: nn.Module) -> Iterator[None]:
+    """Let modules work on copies of tensors that were made in inference mode, once it is over.
+
+    Autograd cannot keep such a tensor, which a layer with parameters to be differentiated needs.
+    """
+
+    def is_left_over(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.is_inference()
+
+    def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if torch.is_inference_mode_enabled() or not any(map(is_left_over, (*args, *kwargs.values()))):
+            return None
+        copies = {key: value.clone() if is_left_over(value) else value for key, value in kwargs.items()}
+        return tuple(value.clone() if is_left_over(value) else value for value in args), copies
+
+    with ExitStack() as stack:
+        for submodule in module.modules():
+            stack.callback(submodule.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
 
 

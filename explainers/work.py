@@ -33,7 +33,7 @@ class Work:
         self.chunk = chunk
         self._limit = limit
         self._limit_name = limit_name
-        self._on_step = on_step
+        self.on_step = on_step
 
     def allow(self, count: int, *, field: str, because: str) -> None:
         """Raise `TooManySamples` where `count` changed pictures for one picture are too many."""
@@ -49,7 +49,7 @@ class Work:
         """
         done = 0
         while done < total:
-            self._on_step(done, total)
+            self.on_step(done, total)
             part = range(done, min(total, done + self.chunk))
             try:
                 result = run(part)
@@ -60,7 +60,7 @@ class Work:
             else:
                 yield result
                 done = part.stop
-        self._on_step(total, total)
+        self.on_step(total, total)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

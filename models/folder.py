@@ -66,6 +66,7 @@ def read_folder(folder: Path) -> dict[str, ModelSpec]:
     specs: dict[str, ModelSpec] = {}
     files: dict[str, str] = {}
     for path in sorted(folder.glob("[!.]*.toml")):
+        _require_inside(path)
         spec = read_file(path)
         if spec.name in specs:
             _refuse(path, "name", f"the name {spec.name!r} is already taken by {files[spec.name]!r}")
@@ -86,6 +87,15 @@ def read_file(path: Path) -> ModelSpec:
     except ValidationError as error:
         raise _explain(path, error) from error
     return _specification(path, file)
+
+
+def _require_inside(path: Path) -> None:
+    """Raise `InvalidModelFile` for a link that leads out of the folder: who may write there decides what is loaded."""
+    try:
+        inside(path.parent, path.name)
+    except ValueError as error:
+        msg = f"Model file {path.name!r} {error}."
+        raise InvalidModelFile(msg, file=path.name, key=None) from error
 
 
 def inside(folder: Path, name: str) -> Path:

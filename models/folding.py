@@ -16,6 +16,8 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from models.finite import always_finite
+
 Fused = tuple[str, list[float], str]
 """An activation as oneDNN's convolution takes it: name, numbers, algorithm."""
 
@@ -30,6 +32,8 @@ _ACTIVATIONS: dict[object, Fused] = {
     "relu": ("relu", [], ""),
     "relu_": ("relu", [], ""),
 }
+_SWALLOWING = ("relu", "hardtanh")
+"""Those of which oneDNN's make a number of NaN."""
 _COPIES = ("folded_", "packed_")
 _SUMS = (operator.add, torch.add)  # as which fx records `+=` too; where that matters, the check at the end finds it
 _NO_OPERATION = (nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -65,6 +69,7 @@ def pack(graph_module: fx.GraphModule, x: Tensor) -> int:
     """
     shapes = _Shapes(graph_module)
     shapes.run(x)
+    finite = always_finite(graph_module, shapes.plain)
     count = 0
     for node in list(graph_module.graph.nodes):
         conv = _module(graph_module, node)
@@ -74,9 +79,12 @@ def pack(graph_module: fx.GraphModule, x: Tensor) -> int:
         if (placed := _without_same_padding(conv, shape)) is None:
             continue
         behind = _sum_behind(node, shapes)
-        fused = _activation_behind(graph_module, behind[-1] if behind else node, after_sum=bool(behind))
+        last = behind[-1] if behind else node
+        fused = _activation_behind(graph_module, last, after_sum=bool(behind))
+        if fused[0] in _SWALLOWING and last not in finite:
+            fused = _NONE
         if fused != _NONE:
-            behind += (behind[-1] if behind else node).users
+            behind += last.users
         _call(graph_module, node, f"packed_{node.name}", PackedConv(conv, *placed, shape, fused))
         _take_over(node, behind)
         count += bool(behind)
@@ -125,16 +133,19 @@ class PackedConv(nn.Module):
 
 
 class _Shapes(fx.Interpreter):
-    """Notes the shape of each tensor of one run."""
+    """Notes the shape of each tensor of one run, and which nodes are none: sizes, and what is computed of them."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__(graph_module)
         self.of: dict[fx.Node, torch.Size] = {}
+        self.plain: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, Tensor):
             self.of[n] = result.shape
+        elif isinstance(result, int | float | str | torch.Size | torch.dtype | torch.device | None):
+            self.plain.add(n)
         return result
 
 

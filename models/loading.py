@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -41,7 +41,8 @@ class LoadedModel:
     """A network in memory: in eval mode, every parameter frozen, in `dtype`, on `device`.
 
     `weights_sha256` is that of the weights' file, None for random weights. `labels` are as many as the scores.
-    `score_kind` says what the scores are. Only one thread at a time may call `scores`; `preprocess` and
+    `score_kind` says what the scores are. `flaw` is why nothing can be made of them, where `load` was to keep such a
+    network. Only one thread at a time may call `scores`; `preprocess` and
     `probabilities` may be called from any thread.
     """
 
@@ -54,6 +55,7 @@ class LoadedModel:
     dtype: torch.dtype = torch.float32
     memory_format: torch.memory_format = torch.contiguous_format
     score_kind: ScoreKind = "logits"
+    flaw: NonFiniteOutput | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -78,6 +80,10 @@ class LoadedModel:
         x = x.to(self.device, self.dtype).contiguous(memory_format=self.memory_format)
         return output.select(self.module(x), self.spec.output)
 
+    def cross_entropy(self, scores: Tensor, classes: Sequence[int]) -> Tensor:
+        """Return the usual training loss, a scalar, of scores (N, K) for the true class of each picture."""
+        return output.cross_entropy(scores, classes, self.spec.head)
+
     def probabilities(self, scores: NDArray[Any]) -> NDArray[np.float64]:
         """Return the probabilities (K,) float64 of one picture's scores (K,); raises `NonFiniteOutput`."""
         return output.probabilities(scores, self.spec.head)
@@ -89,10 +95,12 @@ def load(
     device: str | torch.device = "cpu",
     allow_download: bool = False,
     progress: bool = False,
+    allow_non_finite: bool = False,
 ) -> LoadedModel:
     """Build the network, put its weights into it, watch it once and check it once.
 
     `allow_download` lets torchvision's and timm's weights come from the network, with a progress bar if `progress`.
+    With `allow_non_finite` a network that answers NaN or infinity is kept, to be looked into: its `flaw` says so.
     The caller's random numbers are untouched. Raises `ModelError`: see `models.errors`.
     """
     device = torch.device(device)
@@ -110,7 +118,10 @@ def load(
         weights_sha256=sha256,
         device=device,
     )
-    return _laid_out(_in_its_dtype(_watched(loaded)))
+    model = _laid_out(_in_its_dtype(_watched(loaded)))
+    if model.flaw is not None and not allow_non_finite:
+        raise model.flaw
+    return model
 
 
 def _refuse_half_on_cpu(spec: ModelSpec, device: torch.device) -> None:
@@ -173,24 +184,25 @@ def _as(model: LoadedModel, memory_format: torch.memory_format) -> LoadedModel:
 
 
 def _checked(model: LoadedModel) -> LoadedModel:
-    """Run one forward pass and return the model with its labels.
+    """Run one forward pass and return the model with its labels, and its flaw if it has one.
 
-    Raises `CheckForwardFailed`, `InvalidOutput`, `NonFiniteOutput`.
+    Raises `CheckForwardFailed`, `InvalidOutput`.
     """
     with _in_own_words(model), torch.no_grad():  # not in inference mode: what a network caches must stay usable
         scores = model.scores(_made_up(model)[0])
     if scores.shape[0] != 1:
         msg = f"The network of {model.spec.name!r} answers one picture with {scores.shape[0]} rows of scores."
         raise InvalidOutput(msg, shape=list(scores.shape))
+    flaw = None
     if not scores.isfinite().all():
         msg = f"The network of {model.spec.name!r} answers NaN or infinity; its weights are damaged or unsuitable."
-        raise NonFiniteOutput(msg)
+        flaw = NonFiniteOutput(msg)
     count = scores.shape[1]
     labels = model.labels or tuple(f"class {index}" for index in range(count))
     if len(labels) != count:
         msg = f"Model {model.spec.name!r} has {len(labels)} labels, but its network has {count} outputs."
         raise InvalidOutput(msg, labels=len(labels), outputs=count)
-    return replace(model, labels=labels)
+    return replace(model, labels=labels, flaw=flaw)
 
 
 def _made_up(model: LoadedModel) -> tuple[Tensor, Tensor]:

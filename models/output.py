@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -76,6 +77,21 @@ def scores(logits: Tensor, head: Head) -> Tensor:
         msg = 'A softmax over one class is always 1; set head = "binary" (or "sigmoid") for a single logit.'
         raise InvalidOutput(msg, shape=list(logits.shape))
     return logits
+
+
+def cross_entropy(scores: Tensor, classes: Sequence[int], head: Head) -> Tensor:
+    """Return the usual training loss, a scalar in nats, of scores (N, K) for the true class of each picture.
+
+    softmax: the mean over the pictures of -log p; sigmoid: the binary cross-entropy of every class, the true one
+    against all others, mean over pictures and classes (torch's default); binary: the mean of -log p, whose logit is
+    the score of the true class.
+    """
+    labels = torch.tensor(classes, device=scores.device)
+    if head == "softmax":
+        return F.cross_entropy(scores, labels)
+    if head == "binary":
+        return F.softplus(-scores.gather(1, labels[:, None])).mean()
+    return F.binary_cross_entropy_with_logits(scores, F.one_hot(labels, scores.shape[1]).to(scores.dtype))
 
 
 def probabilities(scores: NDArray[Any], head: Head) -> NDArray[np.float64]:

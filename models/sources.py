@@ -78,8 +78,23 @@ def network(spec: ModelSpec, path: Path | None) -> tuple[nn.Module, str | None]:
     with _own_random_numbers():
         if path is None:
             return build(spec), None
+        before = _identity(path)
         sha256 = _sha256(spec, path)  # before the file is parsed
-        return _with_weights(spec, path), sha256
+        module = _with_weights(spec, path)
+        if _identity(path) != before:
+            msg = f"Weights file {path.name!r} was written while it was read; nothing was loaded. Try again."
+            raise InvalidWeights(msg, file=path.name)
+        return module, sha256
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """Return what is another for another file in its place, and for this one once somebody writes in it."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        msg = f"Weights file {path.name!r} cannot be read: {error.strerror}."
+        raise InvalidWeights(msg, file=path.name) from error
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _sha256(spec: ModelSpec, path: Path) -> str:

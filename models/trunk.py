@@ -8,6 +8,7 @@ there; behind it the network's own modules are called. The network stays as it w
 
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 from torch.fx.proxy import TraceError
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -61,6 +64,7 @@ def split(model: LoadedModel, layer: str) -> Split:
     Folding is exact but for rounding. Only the owner of the model may call it: it runs the network.
     """
     trunk, tail = _traced(model.module, model.module.get_submodule(layer))
+    _check_functions(model, trunk, tail)
     with torch.no_grad(), _as_reason():
         gain = folding.fold(trunk)
         if _is_packable(model):
@@ -99,8 +103,19 @@ def _layer_output(output: Tensor) -> Tensor:
     return output
 
 
+class _Whole(nn.Module):
+    """The trunk, not yet changed, and the rest, both with gradients."""
+
+    def __init__(self, trunk: nn.Module, tail: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.tail = trunk, tail
+
+    def forward(self, x: Tensor) -> Any:
+        return self.tail(*self.trunk(x))
+
+
 class _Tracer(fx.Tracer):
-    """Leaves whole: torch's own modules, convolutions and norms of any kind, and what cannot be traced."""
+    """Leaves whole: torch's modules, convolutions and norms of any kind, what has hooks, and what cannot be traced."""
 
     def __init__(self, root: nn.Module, layer: nn.Module) -> None:
         super().__init__()
@@ -111,7 +126,9 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if m in self._around:
             return False
-        return isinstance(m, nn.Conv2d | _BatchNorm) or super().is_leaf_module(m, module_qualified_name)
+        return (
+            isinstance(m, nn.Conv2d | _BatchNorm) or _has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
+        )
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -146,6 +163,10 @@ class _Tracer(fx.Tracer):
 
 def _traced(root: nn.Module, layer: nn.Module) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return trunk and tail; raises `NotSplit`."""
+    if any(_has_hooks(part) for part in root.modules() if part is not layer and layer in set(part.modules())):
+        raise NotSplit("a part around the layer has hooks of its own, and the copy has no such part")
+    if layer._backward_hooks or layer._backward_pre_hooks:  # noqa: SLF001 - nothing public tells
+        raise NotSplit("the layer has backward hooks of its own, and no gradient would pass it")
     with _tracing, _unchanged(root), torch.inference_mode(mode=False), torch.enable_grad():
         try:
             return _cut(root, list(_Tracer(root, layer).trace(root, concrete_args=_defaults(root)).nodes))
@@ -191,6 +212,11 @@ def _unchanged(root: nn.Module) -> Iterator[None]:
         raise NotSplit("its forward keeps what it has seen in the module")
 
 
+def _has_hooks(part: nn.Module) -> bool:
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(getattr(part, kind) for kind in kinds)
+
+
 def _holders(part: nn.Module) -> list[dict[str, Any]]:
     return [vars(part), part._parameters, part._buffers, part._modules]  # noqa: SLF001
 
@@ -211,6 +237,31 @@ def _inputs(model: LoadedModel) -> Tensor:
     """Return two made-up pictures as the network takes them."""
     pictures = mixes(model.preprocess.channels, model.preprocess.input_size)[:2]
     return pictures.to(model.device, model.dtype).contiguous(memory_format=model.memory_format)
+
+
+def _check_functions(model: LoadedModel, trunk: nn.Module, tail: nn.Module) -> None:
+    """Raise `NotSplit` unless the traced copy's backward pass has the model's own `torch.autograd.Function`s.
+
+    One that hands on its very input is invisible to fx, whatever it does to the gradient, and a comparison of
+    gradients need not find it (clipping). Steps of torch itself are not compared: fx makes `a = a + b` of `a += b`.
+    """
+    copy = replace(model, module=_Whole(trunk, tail))
+    with torch.inference_mode(mode=False), torch.enable_grad(), _as_reason():
+        own, copied = (_functions(each.answer(_inputs(model)[:1].requires_grad_().clone())) for each in (model, copy))
+    if own != copied:
+        raise NotSplit("its forward has autograd functions that cannot be traced")
+
+
+def _functions(answer: Tensor) -> Counter[str]:
+    """Count the steps of the backward pass from a tensor that are written in Python, by their names."""
+    seen: set[Node] = set()
+    todo = [answer.grad_fn]
+    while todo:
+        step = todo.pop()
+        if step is not None and step not in seen:
+            seen.add(step)
+            todo += [before for before, _ in step.next_functions]
+    return Counter(step.name() for step in seen if isinstance(step, BackwardCFunction))
 
 
 def _check(model: LoadedModel, fast: LoadedModel) -> None:

@@ -38,6 +38,40 @@ class NanOnWhite(Small):
         return torch.where(bright, torch.nan, super().forward(x))
 
 
+class AlwaysNan(Small):
+    """Answers NaN to whatever it is shown, from its second layer on: one of its weights is damaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.second.weight[3, 2, 1, 1] = torch.nan
+
+
+class Windows(Small):
+    """Looks at its four quarters apart, as many rows as four pictures would be, and at heads, as attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = nn.Linear(6, 6)
+        self.query = nn.LayerNorm(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()  # (N, 6, 16, 16)
+        rows = x.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).reshape(-1, 64, 6)
+        rows = self.window(rows)  # (4 N, 64, 6)
+        heads = self.query(rows.reshape(len(x), 256, 2, 3).transpose(1, 2))  # (N, 2, 256, 3)
+        return self.head(self.second(x + heads.mean((1, 2, 3)).reshape(-1, 1, 1, 1)).relu().mean((2, 3)))
+
+
+class NanInside(Small):
+    """Has NaN in its second layer for bright pictures, and an answer for all the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = x.amin((1, 2, 3), keepdim=True) > 0.9
+        inner = self.second(torch.where(bright, torch.nan, self.first(x)))
+        return self.head(inner.nan_to_num().relu().mean((2, 3)))
+
+
 class Broken(Small):
     """Raises for bright pictures."""
 
@@ -134,6 +168,36 @@ class SlowToLoad(Small):
         super().__init__()
 
 
+class Hangs(Small):
+    """Never comes back from a bright picture."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        look_at(x)
+        while x.amin() > 0.99:
+            time.sleep(1)
+        return super().forward(x)
+
+
+class Stops(Small):
+    """Never comes back from a bright picture, and lets no other thread run either."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.amin() > 0.99:
+            sys.setswitchinterval(10_000)
+            while True:
+                pass
+        return super().forward(x)
+
+
+class Ravenous(Small):
+    """Needs an exbibyte for a bright picture."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.amin() > 0.99:
+            torch.ones(2**58)
+        return super().forward(x)
+
+
 class Sleepy(Small):
     """Takes 20 ms for every run, however many pictures it is of."""
 
@@ -201,6 +265,9 @@ class OneLogit(Small):
 _FILES = {
     "small": 'arch = "python:tests.zoo:Small"\nlabels = ["ant", "bee", "Bee", "cat"]',
     "nan": 'arch = "python:tests.zoo:NanOnWhite"',
+    "always_nan": 'arch = "python:tests.zoo:AlwaysNan"',
+    "nan_inside": 'arch = "python:tests.zoo:NanInside"',
+    "windows": 'arch = "python:tests.zoo:Windows"',
     "large": 'arch = "python:tests.zoo:TooLarge"',
     "broken": 'arch = "python:tests.zoo:Broken"',
     "slow": 'arch = "python:tests.zoo:Slow"',
@@ -208,6 +275,9 @@ _FILES = {
     "poisonable": 'arch = "python:tests.zoo:Poisonable"',
     "loses_device": 'arch = "python:tests.zoo:LosesDevice"',
     "slow_to_load": 'arch = "python:tests.zoo:SlowToLoad"',
+    "hangs": 'arch = "python:tests.zoo:Hangs"',
+    "stops": 'arch = "python:tests.zoo:Stops"',
+    "ravenous": 'arch = "python:tests.zoo:Ravenous"',
     "sleepy": 'arch = "python:tests.zoo:Sleepy"',
     "negative": 'arch = "python:tests.zoo:NegativeOnly"',
     "single": 'arch = "python:tests.zoo:Single"',

@@ -61,6 +61,23 @@ def test_observe_tells_when_a_module_begins_and_with_what() -> None:
     assert snapshot(net) == before
 
 
+def test_observe_tells_named_arguments_behind_the_others() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bilinear = nn.Bilinear(2, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bilinear(x, input2=x + 1)
+
+    net, x, begun = Net().eval(), torch.zeros(1, 2), {}
+    with observe(net, lambda *_: None, lambda name, _module, arguments: begun.update({name: arguments})):
+        net(x)
+    first, second = begun["bilinear"]
+    assert first is x
+    assert torch.equal(second, x + 1)
+
+
 @pytest.mark.parametrize("module", [RefusesForward(4, 4, 1), Call(breaks_forward)], ids=["registration", "forward"])
 def test_observe_leaves_nothing_when_it_fails(module: nn.Module, ledger: Ledger) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), module)

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -357,9 +358,97 @@ class Unfoldable(Net):
         return x
 
 
+class Shift(nn.Module):
+    """A module of the author's own that is nothing but a few calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 - 0.5
+
+
+class Around(Net):
+    """The layer is within a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential()
+        self.trunk.add_module("layer", self.layer)
+        del self.layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.trunk(self.middle(self.first(x))).mean((2, 3)))
+
+
+class _Clip(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].clamp(-1e6, 1e6)
+
+
+class _Round(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return (x * 4).round() / 4
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+class ClippedBehind(Net):
+    """Hands on its very input behind the layer, but not every gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(_Clip.apply(self.layer(self.middle(self.first(x)))).mean((2, 3)))
+
+
+class RoundedBehind(Net):
+    """Rounds behind the layer, and lets the gradient pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(_Round.apply(self.layer(self.middle(self.first(x)))).mean((2, 3)))
+
+
+class _Rounding(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Round.apply(x)
+
+
+class RoundedInside(Net):
+    """Parts before and behind the layer do so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounding = _Rounding()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(self.rounding(self.middle(self.first(x))))
+        return self.head(self.rounding(x).mean((2, 3)))
+
+
 RIGHT = (
     Net, ConvTwice, ConvSeen, ActivationSeen, Sum, SumInPlace, SumBounded, SumMethod, SumOfItself, SumOfOneCell,
     SumLater, Activated, Same, Reflected, Standardised, NoStatistics, Hooked, Parametrised, Branching, NoGradBehind,
     Optional, Answers, Constant, Nested, InPlaceLayer, CalledRelu,
 )  # fmt: skip
 """Those that have a fast way, which must be right."""
+
+
+class InfiniteOnWhite(nn.Module):
+    """Divides by zero inside for bright pictures; a sum with a shortcut and a bounded activation come after it."""
+
+    def __init__(self, activation: type[nn.Module] = nn.ReLU, *, shortcut: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.act, self.head = activation(), nn.Linear(8, 4)
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        h = h / torch.where(x.mean((1, 2, 3), keepdim=True) > 0.9, 0.0, 1.0)
+        z = self.second(h)
+        z = self.act(z + h if self.shortcut else z)
+        return self.head(z.mean((2, 3)))

@@ -1,5 +1,6 @@
 """The operator's TOML files: five lines suffice, and every mistake is named."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,27 @@ def test_a_link_may_lead_around_the_folder_but_not_out_of_it(tmp_path: Path) -> 
     assert inside(folder, "a.pth") == folder / "a.pth"
     with pytest.raises(ValueError, match="not a link that leads out of it"):
         inside(folder, "b.pth")
+
+
+def test_a_model_file_may_be_a_link_within_the_folder_but_none_out_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    (folder / "..data").mkdir(parents=True)  # as Kubernetes mounts a ConfigMap
+    write(folder / "..data", MINIMAL, "a.toml")
+    (folder / "a.toml").symlink_to("..data/a.toml")
+    assert list(read_folder(folder)) == ["a"]
+    write(tmp_path, MINIMAL, "elsewhere.toml")
+    (folder / "b.toml").symlink_to(tmp_path / "elsewhere.toml")
+    with pytest.raises(
+        InvalidModelFile, match=r"'b\.toml' must be a file inside the models folder, not a link"
+    ) as caught:
+        read_folder(folder)
+    assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["/etc/a.pth", "../a.pth", "x/../../a.pth", "//host/a.pth", "a\u0000.pth"])
+@pytest.mark.parametrize("key", ["weights", "labels"])
+def test_what_a_model_file_names_lies_in_its_folder(tmp_path: Path, key: str, name: str) -> None:
+    keys = {"arch": "timm:resnet18", "weights": "random", key: name}
+    text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+    with pytest.raises(InvalidModelFile, match=f"key '{key}': must name a file inside the models folder"):
+        read_file(write(tmp_path, text))

@@ -285,6 +285,13 @@ def test_the_check_forward_finds_it(bad: ModelSpec, error: type[Exception], comp
     assert "/srv/secret" not in str(caught.value)
 
 
+def test_a_network_that_answers_nan_can_be_kept_with_its_flaw() -> None:
+    model = load(spec("NotFinite"), allow_non_finite=True)
+    assert isinstance(model.flaw, NonFiniteOutput)
+    assert len(model.labels) == 2
+    assert load(spec(), allow_non_finite=True).flaw is None
+
+
 def test_one_channel_networks() -> None:
     gray = Preprocess(input_size=(16, 16), mean=(0.5,), std=(0.5,), channels=1)
     model = load(spec(arch_options={"channels": 1}, preprocess=gray))

@@ -115,3 +115,23 @@ def test_enormous_scores_are_no_trouble() -> None:
 def test_a_number_that_is_none_is_an_error(head: Head, bad: float) -> None:
     with pytest.raises(NonFiniteOutput):
         output.probabilities(np.array([0.0, bad]), head)
+
+
+def test_cross_entropy_is_that_of_the_formula() -> None:
+    scores = torch.tensor([[2.0, 0.0, -1.0], [0.5, 1.5, 0.0]], dtype=torch.float64)
+    total = [sum(math.exp(v) for v in row) for row in scores.tolist()]
+    softmax = -(math.log(math.exp(2.0) / total[0]) + math.log(math.exp(1.5) / total[1])) / 2
+    assert float(output.cross_entropy(scores, [0, 1], "softmax")) == pytest.approx(softmax)
+
+    def sigmoid(z: float) -> float:
+        return 1 / (1 + math.exp(-z))
+
+    each = [
+        -math.log(sigmoid(z) if k == true else 1 - sigmoid(z))
+        for row, true in zip(scores.tolist(), [0, 1], strict=True)
+        for k, z in enumerate(row)
+    ]
+    assert float(output.cross_entropy(scores, [0, 1], "sigmoid")) == pytest.approx(sum(each) / 6)
+    pair = torch.tensor([[-0.7, 0.7], [0.2, -0.2]], dtype=torch.float64)  # the logits 0.7 and -0.2
+    binary = -(math.log(sigmoid(0.7)) + math.log(1 - sigmoid(-0.2))) / 2
+    assert float(output.cross_entropy(pair, [1, 0], "binary")) == pytest.approx(binary)

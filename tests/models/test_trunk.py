@@ -7,11 +7,13 @@ import threading
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
 from explainers import Subject, Target, explain, predict
-from models import Registry
+from models import Registry, folding
+from models import trunk as split_module
 from models.loading import LoadedModel, load
 from models.preprocess import Preprocess
 from models.spec import ModelSpec, RandomWeights
@@ -182,6 +184,81 @@ def test_reasons(net, reason):
     assert memory(model.module) == before
 
 
+def nothing(*_: object) -> None:
+    """A hook that only looks."""
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("part", ["conv", "bn", "steps", "layer", "head"])
+def test_hooks_of_parts_beside_the_layer_fire_each_time(part: str, register: str) -> None:
+    """Before the layer, at it and behind it; parts with hooks are not folded, and called whole."""
+    model = own(nets.Branching)
+    getattr(model.module.get_submodule(part), register)(lambda _module, _args, *output: scaled(*output or _args))
+    calls: list[int] = []
+    getattr(model.module.get_submodule(part), register)(lambda *_: calls.append(1))
+    before = memory(model.module)
+    fast = split(model, "layer")
+    assert_agrees(model, fast, "layer", 1e-9)
+    assert memory(model.module) == before
+    calls.clear()
+    fast.scores(pictures(model))
+    assert len(calls) == (2 if part == "steps" else 1)
+
+
+def scaled(x: Tensor) -> Tensor:
+    return 1.5 * x
+
+
+def test_backward_hooks_behind_the_layer_fire() -> None:
+    """On a module of the network's author, too, which without hooks would be taken apart."""
+    model = own(nets.Branching)
+    model.module.head = nn.Sequential(nets.Shift(), model.module.head)
+    for part in (model.module.head[0], model.module.head[1]):
+        part.register_full_backward_hook(lambda _module, grad_input, _output: (grad_input[0].clamp(-0.05, 0.05),))
+    assert_agrees(model, split(model, "layer"), "layer", 1e-9)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+@pytest.mark.parametrize("part", ["", "trunk"])
+def test_hooks_around_the_layer_keep_the_network_whole(part: str, register: str) -> None:
+    model = own(nets.Around)
+    getattr(model.module.get_submodule(part), register)(nothing)
+    with pytest.raises(NotSplit, match="around the layer has hooks"):
+        split(model, "trunk.layer")
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_of_the_layer_keep_the_network_whole(register: str) -> None:
+    model = own(nets.Net)
+    getattr(model.module.layer, register)(nothing)
+    with pytest.raises(NotSplit, match="the layer has backward hooks"):
+        split(model, "layer")
+
+
+@pytest.mark.parametrize(
+    ("net", "reason"), [(nets.ClippedBehind, "autograd functions"), (nets.RoundedBehind, "cannot be traced")]
+)
+def test_autograd_functions_are_not_overlooked(net: type[nets.Net], reason: str) -> None:
+    """The first hands on its very input, which fx does not see, and acts on larger gradients than there are here."""
+    model = own(net)
+    with pytest.raises(NotSplit, match=reason):
+        split(model, "layer")
+
+
+def test_autograd_functions_inside_of_a_part_stay() -> None:
+    """Of a part that is called whole, as one that cannot be traced is."""
+    model = own(nets.RoundedInside)
+    assert_agrees(model, split(model, "layer"), "layer", 1e-9)
+
+
 @pytest.mark.parametrize(
     ("arch", "layer"), [("convnext_tiny", "features.7"), ("vit_b_16", "encoder.layers.encoder_layer_11.ln_1")]
 )
@@ -276,3 +353,26 @@ def test_selected_output_and_head_are_the_models():
     fast = split(model, "layer")
     x = pictures(model)
     assert torch.allclose(fast.scores(x), model.scores(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("activation", "shortcut"), [(nn.ReLU, False), (nn.ReLU6, False), (nn.ReLU, True)])
+def test_nan_that_a_picture_makes_reaches_the_scores(activation: type[nn.Module], shortcut: bool) -> None:
+    """oneDNN's fused ReLU would make 0 of it, and the copy would answer where the network does not."""
+    torch.manual_seed(0)
+    net = nets.InfiniteOnWhite(activation, shortcut=shortcut)
+    model = hold(net, 16, torch.float32, torch.channels_last)
+    found = split(model, "act")
+    inputs = torch.stack([torch.ones(3, 16, 16), pictures(model, 1)[0]])
+    expected, got = model.scores(inputs), found.scores(inputs)
+    assert expected.isnan().all(1).tolist() == [True, False]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_only_what_may_not_be_finite_costs_a_fused_activation() -> None:
+    """resnet18 keeps all its seventeen: one behind the stem, two in each of eight blocks."""
+    model = hold(timm.create_model("resnet18"), 64, torch.float32, torch.channels_last)
+    trunk, _ = split_module._traced(model.module, model.module.layer4)
+    folding.fold(trunk)
+    folding.pack(trunk, split_module._inputs(model)[:1])
+    fused = [part._fused[0] for name, part in trunk.named_children() if name.startswith("packed_")]
+    assert fused.count("relu") == 17

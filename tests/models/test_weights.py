@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import os
 import pickle
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -197,6 +198,61 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, suffix: str) ->
     path.write_bytes(content)
     with pytest.raises(InvalidWeights, match="Weights file 'a"):
         read_state(path)
+
+
+def header_of(text: str | bytes, *, said: int | None = None, behind: bytes = b"") -> bytes:
+    """A safetensors file: the length of its header, which is JSON, and the numbers."""
+    header = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(header) if said is None else said) + header + behind
+
+
+BOMBS = {
+    "header of 16 EiB": header_of("{}", said=2**64 - 1),
+    "header of 4 GiB": header_of("{}", said=2**32),
+    "deep header": header_of("[" * 100_000),
+    "no JSON": header_of(b"\xff" * 64),
+    "numbers beyond the file": header_of('{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'),
+    "a shape of 2^126 numbers": header_of(
+        f'{{"a": {{"dtype": "F32", "shape": [{2**63 - 1}, {2**63 - 1}], "data_offsets": [0, 4]}}}}', behind=bytes(4)
+    ),
+    "shape and bytes that differ": header_of(
+        '{"a": {"dtype": "F32", "shape": [1000000], "data_offsets": [0, 4]}}', behind=bytes(4)
+    ),
+    "numbers of two tensors in one place": header_of(
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
+        '"b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+        behind=bytes(4),
+    ),
+    "backwards": header_of('{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}', behind=bytes(4)),
+    "a type that there is none of": header_of(
+        '{"a": {"dtype": "PICKLE", "shape": [1], "data_offsets": [0, 4]}}', behind=bytes(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS.keys())
+def test_a_safetensors_header_that_lies_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(InvalidWeights, match=r"Weights file 'a\.safetensors' is not a readable safetensors file"):
+        read_state(path)
+
+
+def test_a_pickle_in_the_clothes_of_safetensors_is_never_executed(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    torch.save({"a": Payload(tmp_path / "executed")}, path)
+    with pytest.raises(InvalidWeights, match="is not a readable safetensors file"):
+        read_state(path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_code_in_the_old_format_of_torch_save_is_never_executed(tmp_path: Path, state: State) -> None:
+    path = tmp_path / "a.pt"
+    content = {"state_dict": state, "hyper_parameters": Payload(tmp_path / "executed")}
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(InvalidWeights, match="never executed"):
+        read_state(path)
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_truncated_file_is_named(tmp_path: Path, state: State) -> None:

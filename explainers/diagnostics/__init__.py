@@ -1,0 +1,1 @@
+"""Looks inside a model: gradient health, activations, sensitivity of single units, and how two maps differ."""
