@@ -44,6 +44,12 @@ COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['s3'], sep='\n')" > requirements.txt \
  && pip install --constraint constraints.txt --requirement requirements.txt
 
+# What matplotlib finds out about fonts, so that the first chart does not wait for it. It passes over a folder that it
+# cannot write to.
+ENV MPLCONFIGDIR=/var/cache/matplotlib
+RUN python -c "import matplotlib.font_manager" \
+ && chown --recursive 10001:10001 "${MPLCONFIGDIR}"
+
 COPY --from=wheel /wheels /build/wheels
 RUN pip install --no-deps wheels/*.whl
 
@@ -59,6 +65,8 @@ VOLUME ["/data"]
 WORKDIR /data
 USER 10001:10001
 
+# It listens on all addresses, so it starts with a key alone: docker run ... heatlens keys create NAME --scope explain,jobs
+# with the same volume; or with HEATLENS_INSECURE=true, where nobody else reaches it. With --read-only: --tmpfs /tmp.
 EXPOSE 8000
 # http.client, since urllib would go through the proxy that HTTP_PROXY names.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=120s --retries=3 \

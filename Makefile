@@ -53,10 +53,18 @@ check: $(DEV) ## Formatting, lint, types and import contracts
 .PHONY: bench
 bench: $(DEV) ## Measure the service and the methods; needs wrk (benchmarks/architectures.py takes an hour, and is run by hand)
 	@command -v wrk >/dev/null || { echo 'No wrk here, which drives the server: apt-get install wrk' >&2; exit 1; }
-	@for script in serving jobs large soak forward gradcam methods layout; do \
+	@for script in serving jobs large soak forward gradcam methods layout gradient_flow faithfulness; do \
 		echo "== $$script"; \
 		$(BIN)/python "benchmarks/$$script.py"; \
 	done
+
+.PHONY: soak
+soak: $(DEV) ## Besiege a server for 30 minutes, with faults, and draw docs/soak.png (ARGS="--minutes 5" is shorter)
+	@$(BIN)/python benchmarks/soak.py --minutes 30 $(ARGS)
+
+.PHONY: audit
+audit: $(DEV) ## Known vulnerabilities of what is installed, and licences that nobody decided on; asks PyPI
+	@$(BIN)/python .ci/audit.py
 
 .PHONY: clean
 clean: ## Remove caches and build output

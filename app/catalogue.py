@@ -6,6 +6,7 @@ import explainers
 from app.config import Settings
 from app.hosting import Host
 from app.hosts import Hosts
+from app.records import Records
 from app.schemas.answers import (
     Label,
     LabelList,
@@ -16,10 +17,11 @@ from app.schemas.answers import (
     ModelDetail,
     ModelList,
     ModelSummary,
+    SanityInfo,
 )
 from app.schemas.parameters import merged
 from models import ModelSpec, Registry
-from models.loading import weights_present
+from models.loading import LoadedModel, weights_present
 
 HostState = Literal["not_loaded", "loading", "ready", "failed", "closed"]
 
@@ -27,10 +29,11 @@ HostState = Literal["not_loaded", "loading", "ready", "failed", "closed"]
 class Catalogue:
     """Reads registry, hosts and methods; `layers` and `labels` load the model."""
 
-    def __init__(self, settings: Settings, registry: Registry, hosts: Hosts) -> None:
+    def __init__(self, settings: Settings, registry: Registry, hosts: Hosts, records: Records) -> None:
         self._settings = settings
         self._registry = registry
         self._hosts = hosts
+        self._records = records
 
     def models(self) -> ModelList:
         """List the models, the default first: all but those of timm that are neither here nor asked for."""
@@ -45,6 +48,7 @@ class Catalogue:
         loaded = host if host and host.owner.state == "ready" else None
         return ModelDetail(
             **self._summary(spec),
+            ready=loaded is not None,
             architecture=spec.arch,
             head=spec.head,
             scores=loaded.model.score_kind if loaded else None,
@@ -53,7 +57,19 @@ class Catalogue:
             classes=len(loaded.model.labels) if loaded else None,
             default_layer=loaded.network.default_layer if loaded else spec.layer,
             weights_sha256=loaded.model.weights_sha256 if loaded else spec.sha256,
+            sanity=self._sanity(loaded.model) if loaded else {},
         )
+
+    def _sanity(self, model: LoadedModel) -> dict[str, SanityInfo]:
+        return {
+            method: SanityInfo(
+                verdict=record.verdict,
+                words=record.words,
+                pictures=record.pictures,
+                measured_at=record.measured_at,
+            )
+            for method, record in self._records.sanity(model.fingerprint).items()
+        }
 
     def state(self, name: str) -> HostState:
         """Say where a model stands in this worker."""

@@ -21,6 +21,12 @@ class BadRequestBody(ServiceError):
     code = "bad_request_body"
 
 
+class JsonTooComplex(ServiceError):
+    """A JSON body that is nested too deeply, or holds too many values."""
+
+    code = "json_too_complex"
+
+
 class BadOption(ServiceError):
     """An option has a value that it cannot have."""
 
@@ -210,3 +216,88 @@ class TooManyStreams(ServiceError):
     """As many clients watch jobs as the operator allows."""
 
     code = "too_many_streams"
+
+
+class UnknownImage(ServiceError):
+    """No such picture is kept: it never was, was deleted, or its time is over."""
+
+    code = "unknown_image"
+    field = "image"
+
+
+class ImagesFull(ServiceError):
+    """As many pictures are kept as the operator allows."""
+
+    code = "images_full"
+    field = "image"
+
+
+class UnknownLink(ServiceError):
+    """No such embed link: it never was, is over, or what it showed is gone."""
+
+    code = "unknown_link"
+
+
+class BadLabelConfig(ServiceError):
+    """A labelling configuration of Label Studio that cannot be read, or that asks for nothing that is made here."""
+
+    code = "bad_label_config"
+    field = "label_config"
+
+
+class PictureUnavailable(ServiceError):
+    """The picture of a task of Label Studio cannot be had from where the operator lets it be fetched."""
+
+    code = "picture_unavailable"
+
+
+class LabelStudioUnavailable(ServiceError):
+    """The Label Studio from which tasks' pictures are fetched does not answer, or lets nobody in."""
+
+    code = "label_studio_unavailable"
+
+
+class UnknownVersion(ServiceError):
+    """The model has no such version."""
+
+    code = "unknown_version"
+
+
+class Unauthorized(ServiceError):
+    """This needs an API key, and none came, or one that is wrong, over or revoked."""
+
+    code = "unauthorized"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This needs a valid API key, sent as Authorization: Bearer KEY or as X-API-Key: KEY; "
+            "whoever runs this server makes one with `heatlens keys create`."
+        )
+
+
+class Forbidden(ServiceError):
+    """The API key is not for this, or a page of another site asks, or the server is asked under a name not its own."""
+
+    code = "forbidden"
+
+
+class KeysUnavailable(ServiceError):
+    """The database of the API keys does not answer, so nobody can be let in."""
+
+    code = "keys_unavailable"
+
+
+class DatabaseTooNew(ServiceError):
+    """The jobs' database was made by a later HeatLens; nothing is done with it, and no request is answered so."""
+
+
+class BodyTooSlow(ServiceError):
+    """The body comes in more slowly than the operator allows, or no more of it came."""
+
+    code = "body_too_slow"
+
+
+class TooManyUploads(ServiceError):
+    """As many threads wait for bodies of slow clients as may, so that some are left for all others."""
+
+    code = "too_many_uploads"

@@ -3,7 +3,9 @@
 The master imports no torch and touches no CUDA; each worker loads the app after the fork.
 """
 
+import fcntl
 import logging
+import mmap
 import os
 import re
 import shutil
@@ -11,15 +13,18 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import gunicorn
+from gunicorn import systemd
 from gunicorn.glogging import Logger
 
-from app import logs
-from app.config import GUNICORN_TIMEOUT_S, SLOT, load_settings
+from app import arbiter, logs, opening
+from app.config import SLOT, load_settings
+from app.errors import DatabaseTooNew
 from app.jobs import supervisor
 from app.jobs.supervisor import Supervisors
 
@@ -27,10 +32,11 @@ _settings = load_settings()
 _settings = _settings.model_copy(update={"workers": _settings.worker_count})
 
 bind = f"[{_settings.host}]:{_settings.port}" if ":" in _settings.host else f"{_settings.host}:{_settings.port}"
-worker_class = "gthread"
+worker_class = "app.http_worker.Worker"
 workers = _settings.workers
 threads = _settings.threads
-timeout = GUNICORN_TIMEOUT_S
+timeout = 120
+"""Seconds after which a worker in which no thread runs any more is killed; no request and no loading is meant."""
 graceful_timeout = _settings.graceful_timeout_s
 keepalive = 5
 worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - heartbeat files; a disk can block
@@ -52,8 +58,13 @@ class _Logger(Logger):  # type: ignore[misc]
 logger_class = _Logger
 
 _LAST_ANSWERS_S = 1.0
+_ENDING_S = 5.0
+_BOOT_FAILED = 3
+"""gunicorn's own exit code for a worker that cannot start."""
 
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_METRICS_PREFIX = "heatlens-metrics-"
+_METRICS_YOUNG_S = 60.0
 _named_by_operator = os.environ.get(_METRICS_FOLDER)
 
 
@@ -66,11 +77,41 @@ def on_starting(server: Any) -> None:
         environment["HEATLENS_WORKERS"] = str(_settings.workers)
     if server.cfg.preload_app:
         sys.exit("heatlens cannot run with --preload: torch's threads and CUDA do not survive a fork.")
+    if server.cfg.is_ssl:
+        sys.exit(
+            "heatlens does not speak TLS itself (--certfile, --keyfile): with it slow clients could take every thread."
+            " Leave it to a proxy in front, as examples/nginx does, and set HEATLENS_TRUSTED_PROXIES."
+        )
+    _require_keys(server)
+
+
+def _require_keys(server: Any) -> None:
+    """End where others can reach this server and nobody has an API key; `--bind` and sockets of systemd count, too.
+
+    The workers are told of that address, since they let nobody in without a key there.
+    """
+    settings = _settings
+    first = systemd.SD_LISTEN_FDS_START
+    inherited = range(first, first + systemd.listen_fds(unset_environment=False))
+    if host := opening.public_host(settings, opening.hosts_of([*server.cfg.address, *inherited])):
+        settings = settings.model_copy(update={"host": host})
+        for environment in (os.environ, server.cfg.env_orig):
+            environment["HEATLENS_HOST"] = host
+    try:
+        reason = opening.refusal(settings)
+    except DatabaseTooNew as error:
+        reason = str(error)
+    if reason:
+        server.log.critical("cannot start: %s", reason)
+        sys.exit(_BOOT_FAILED)
 
 
 def when_ready(server: Any) -> None:
     """Prepare what the workers, soon to be forked, have in common, and start what works beside them."""
     _make_metrics_folder(server)
+    arbiter.count_the_ended(server)
+    arbiter.survive_replacements(server)
+    arbiter.replace_all_without_a_gap(server)
     _work_on_jobs(server)
 
 
@@ -80,7 +121,10 @@ def _make_metrics_folder(server: Any) -> None:
     A folder that the operator names is emptied, unless the workers of a master that this one replaces (USR2) use it.
     """
     if not _named_by_operator:
-        os.environ[_METRICS_FOLDER] = tempfile.mkdtemp(prefix="heatlens-metrics-", dir=worker_tmp_dir)
+        own = Path(tempfile.mkdtemp(prefix=f"{_METRICS_PREFIX}{os.getpid()}-", dir=worker_tmp_dir))
+        server.metrics_lock = _lock(own)
+        _remove_what_dead_masters_left(own.parent)
+        os.environ[_METRICS_FOLDER] = str(own)
         return
     folder = Path(_named_by_operator)
     try:
@@ -90,6 +134,35 @@ def _make_metrics_folder(server: Any) -> None:
     for file in () if server.master_pid else folder.glob("*.db"):
         if re.fullmatch(r"(counter|histogram|gauge_[a-z]+)_\d+\.db", file.name):
             file.unlink()
+
+
+def _lock(folder: Path) -> int | None:
+    """Return the descriptor of a folder that is locked while this process, or one forked from it, lives; None if it is.
+
+    A lock, since the number of another container's process says nothing here.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_what_dead_masters_left(shared: Path) -> None:
+    """Remove the metrics' folders of masters that were killed: they are memory, in /dev/shm."""
+    for folder in shared.glob(f"{_METRICS_PREFIX}*-*"):  # without a pid it is an older HeatLens's, which locks none
+        try:
+            found = folder.lstat()
+            if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _METRICS_YOUNG_S:
+                continue  # somebody else's, or made just now and not locked yet
+            descriptor = _lock(folder)
+        except OSError:
+            continue
+        if descriptor is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
 
 
 def _work_on_jobs(server: Any) -> None:
@@ -119,10 +192,13 @@ def _work_on_jobs(server: Any) -> None:
 
 
 def child_exit(_server: Any, worker: Any) -> None:
-    """Take a dead worker's gauges out of the metrics; what it counted stays."""
+    """Take a dead worker's gauges out of the metrics, and count it; what it counted stays."""
     from prometheus_client.multiprocess import mark_process_dead
 
+    from app import metrics
+
     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+    metrics.worker_ended(getattr(worker, "ended", "failed"))
 
 
 def on_exit(server: Any) -> None:
@@ -133,17 +209,27 @@ def on_exit(server: Any) -> None:
 
 
 def pre_fork(server: Any, worker: Any) -> None:
-    """Give each worker a device of its own: of those with the fewest workers the first, also when one is replaced."""
+    """Give each worker a device of its own: of those with the fewest workers the first, also when one is replaced.
+
+    Through `answers`, which both share, it tells the master that it has begun to.
+    """
+    worker.answers = mmap.mmap(-1, 1)
     taken = Counter(getattr(other, "slot", None) for other in server.WORKERS.values())
     worker.slot = min(range(len(_settings.devices)), key=taken.__getitem__)
 
 
-def post_fork(_server: Any, worker: Any) -> None:
+def pre_request(_worker: Any, _request: Any) -> None:
+    """Log nothing, in the place of gunicorn's own hook, which logs the path at debug: it may hold what is secret."""
+
+
+def post_fork(server: Any, worker: Any) -> None:
     """Name the worker's device, give OpenMP its threads before torch is imported, and import our own packages first.
 
     gunicorn puts the working directory on the path, where a folder called `models` would be taken for the package;
     and after USR2 its own folder, whose `http` would be taken for the standard library's.
     """
+    server.WORKER_BOOT_ERROR = _BOOT_FAILED  # also in one of `arbiter.survive_replacements`
+    worker.begin_loading()
     os.environ[SLOT] = str(worker.slot)
     os.environ["OMP_NUM_THREADS"] = str(_settings.torch_thread_count)
     path = [entry for entry in sys.path if entry != os.path.dirname(gunicorn.__file__)]
@@ -157,6 +243,7 @@ def post_fork(_server: Any, worker: Any) -> None:
 def post_worker_init(worker: Any) -> None:
     """Tell the operator, once, that the first worker answers and how to try it."""
     _answer_before_the_grace_is_over(worker)
+    worker.answers[0] = 1
     if worker.age != 1 or not worker.alive:
         return
     host, port = worker.sockets[0].getsockname()[:2]
@@ -170,16 +257,27 @@ def post_worker_init(worker: Any) -> None:
 
 
 def _answer_before_the_grace_is_over(worker: Any) -> None:
-    """Have whoever still waits shortly before gunicorn ends a stopping worker told so, instead of cut off."""
+    """Have whoever still waits shortly before gunicorn ends a stopping worker told so, instead of cut off.
+
+    The kernel ends a process that does not end even then: a thread in foreign code may hold up everything else.
+    """
     stop: Any = signal.getsignal(signal.SIGTERM)  # gunicorn's own handler
     service, streams = worker.wsgi.extensions["heatlens"], worker.wsgi.extensions["heatlens_streams"]
     grace_s = max(_settings.graceful_timeout_s / 2, _settings.graceful_timeout_s - _LAST_ANSWERS_S)
 
+    is_stopping = False
+
     def on_sigterm(number: int, frame: Any) -> None:
+        nonlocal is_stopping
+        if is_stopping:  # the master says it each second; what follows takes locks that this thread may hold by now
+            return
+        is_stopping = True
+        signal.setitimer(signal.ITIMER_REAL, _settings.graceful_timeout_s + _ENDING_S)
         streams.ending.set()
         refuse_the_rest = threading.Timer(grace_s, service.close, kwargs={"grace_s": 0.0})
         refuse_the_rest.daemon = True
         refuse_the_rest.start()
         stop(number, frame)
 
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, on_sigterm)

@@ -3,17 +3,16 @@
 import gc
 import logging
 import math
+import os
+import site
+import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-import explainers
 from app import devices
 from app.config import Settings
 from app.engine import DeviceLost, Job, Owner, Report, ShuttingDown
@@ -21,7 +20,8 @@ from app.errors import ModelFailed, OutOfMemory
 from app.known_errors import KNOWN_ERRORS
 from app.metrics import Metrics
 from app.network import Network
-from explainers import Explanation, Target, Work
+from app.tasks import Explain, Payload, Predict, Randomise, Task
+from explainers import Work
 from explainers.work import is_out_of_memory
 from models import ModelSpec
 from models.loading import LoadedModel
@@ -33,22 +33,11 @@ AT_ONCE = {"cpu": 8, "cuda": 32}
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Key:
-    """What the pictures of one batch have in common; without a method only the scores are asked for."""
+class Key(NamedTuple):
+    """What the pictures of one batch have in common."""
 
     shape: tuple[int, ...]
-    method: str | None = None
-    layers: tuple[str, ...] = ()
-    parameters: tuple[tuple[str, object], ...] = ()
-
-
-@dataclass(frozen=True)
-class Payload:
-    """One picture as the model takes it, `(C, h, w)` float32, and its targets."""
-
-    inputs: NDArray[np.float32]
-    targets: tuple[Target, ...] = ()
+    task: Task
 
 
 class Host:
@@ -72,8 +61,8 @@ class Host:
         self._may_download = may_download
         self._on_loaded = on_loaded
         self._on_lost = on_lost
-        self._at_once: dict[str | None, int] = {}
-        """What fitted into the memory, by method, where that was less than is usual."""
+        self._at_once: dict[str, int] = {}
+        """What fitted into the memory, by task, where that was less than is usual."""
         self._network: Network | None = None
         self._failed = math.inf
         self.owner: Owner[Payload, Any] = Owner(
@@ -83,6 +72,7 @@ class Host:
             wait_s=settings.batch_wait_s,
             ran=self._ran,
             ended=self._leave,
+            expected=KNOWN_ERRORS,
         )
 
     @property
@@ -103,27 +93,20 @@ class Host:
         """The loaded model; `preprocess` and `probabilities` may be called from any thread."""
         return self.network.model
 
-    def explain(
-        self,
-        payload: Payload,
-        *,
-        method: str,
-        layers: Sequence[str],
-        parameters: Mapping[str, object],
-        timeout_s: float,
-        limit: str = "its time",
-    ) -> Job[Payload, Explanation]:
-        """Queue one picture for explanation; for `limit` and what is raised see `Owner.submit`."""
-        key = Key(payload.inputs.shape, method, tuple(layers), tuple(sorted(parameters.items())))
-        return cast("Job[Payload, Explanation]", self.owner.submit(key, payload, timeout_s=timeout_s, limit=limit))
+    def require_sound(self) -> None:
+        """Raise `NonFiniteOutput` for a model that answers NaN or infinity: it can only be diagnosed."""
+        flaw = self._network.model.flaw if self._network else None  # what is not there, or is lost, has its own error
+        if flaw is not None:
+            raise flaw.with_traceback(None)
 
-    def predict(
-        self, payload: Payload, *, timeout_s: float, limit: str = "its time"
-    ) -> Job[Payload, NDArray[np.float32]]:
-        """Queue one picture for its scores `(K,)`; for `limit` and what is raised see `Owner.submit`."""
-        key = Key(payload.inputs.shape)
-        job = self.owner.submit(key, payload, timeout_s=timeout_s, limit=limit)
-        return cast("Job[Payload, NDArray[np.float32]]", job)
+    def submit(self, task: Task, payload: Payload, *, timeout_s: float, limit: str = "its time") -> Job[Payload, Any]:
+        """Queue what a task is to be done with; for `limit` and what is raised see `Owner.submit`.
+
+        Raises `NonFiniteOutput` where the task needs scores and the model has none.
+        """
+        if isinstance(task, Explain | Predict | Randomise):
+            self.require_sound()
+        return self.owner.submit(Key(payload.inputs.shape, task), payload, timeout_s=timeout_s, limit=limit)
 
     # From here on everything runs in the owner thread.
 
@@ -131,6 +114,7 @@ class Host:
         started = time.monotonic()
         _log.info("loading %s", self.spec.name)
         torch.set_num_threads(self._settings.torch_thread_count)
+        _see_working_directory()
         device = devices.own_device(self._settings)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what names no device must not touch another worker's
@@ -163,18 +147,18 @@ class Host:
 
     def _batch_size(self, key: Hashable) -> int:
         """Return how many pictures run together; a method that runs the model many times fills the device alone."""
-        method = cast("Key", key).method
-        if not self.network.takes_batches or (method and explainers.get(method).cost_class != "low"):
+        task = cast("Key", key).task
+        if not self.network.takes_batches or task.alone:
             return 1
-        return self._fitting(method, self._settings.batch_size)
+        return self._fitting(task, self._settings.batch_size)
 
-    def _chunk(self, method: str | None) -> int:
+    def _chunk(self, task: Task) -> int:
         """Return how many changed pictures of one run together."""
-        return self._fitting(method, self._settings.max_chunk_pictures) if self.network.takes_batches else 1
+        return self._fitting(task, self._settings.max_chunk_pictures) if self.network.takes_batches else 1
 
-    def _fitting(self, method: str | None, wanted: int) -> int:
+    def _fitting(self, task: Task, wanted: int) -> int:
         usual = wanted or AT_ONCE[self.model.device.type]
-        return min(usual, self._at_once.get(method, usual))
+        return min(usual, self._at_once.get(task.name, usual))
 
     def _run(self, key: Hashable, payloads: Sequence[Payload], report: Report) -> Sequence[Any]:
         key = cast("Key", key)
@@ -186,7 +170,7 @@ class Host:
             if isinstance(error, torch.AcceleratorError):
                 self._require_device(self.network.model.device, error)
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
-                raise _out_of_memory(key) from error
+                raise _out_of_memory(key.task) from error
             _log.exception("running %s failed", self.spec.name)
             msg = f"Running model {self.spec.name!r} raised {type(error).__name__}; the server's log says where."
             raise ModelFailed(msg) from error
@@ -211,36 +195,38 @@ class Host:
             except RuntimeError as error:
                 if len(part) == 1 or not is_out_of_memory(error):
                     raise
-                self._at_once[key.method] = len(part) // 2
+                self._at_once[key.task.name] = len(part) // 2
                 _log.warning("%d pictures did not fit into the memory; from now on %d", len(part), len(part) // 2)
         return answers
 
     def _answer(self, key: Key, payloads: Sequence[Payload], report: Report) -> Sequence[Any]:
-        inputs = np.stack([payload.inputs for payload in payloads])
-        if key.method is None:
-            return self.network.predict(inputs)
-        chunk = self._chunk(key.method)
+        chunk = self._chunk(key.task)
         work = Work(chunk=chunk, limit=self._settings.max_samples, limit_name="HEATLENS_MAX_SAMPLES", on_step=report)
-        targets = [payload.targets for payload in payloads]
-        answers = self.network.explain(
-            inputs, targets, method=key.method, layers=key.layers, parameters=dict(key.parameters), work=work
-        )
+        answers = key.task.run(self.network, payloads, work)
         if work.chunk < chunk:  # memory ran out, and this is what fitted
-            self._at_once[key.method] = work.chunk
+            self._at_once[key.task.name] = work.chunk
         return answers
 
     def _ran(self, key: Hashable, jobs: Sequence[Job[Payload, Any]], seconds: float) -> None:
-        method = cast("Key", key).method or "predict"
-        self._metrics.ran(self.spec.name, method, [job.queue_s for job in jobs], seconds)
+        name = cast("Key", key).task.name
+        self._metrics.ran(self.spec.name, name, [job.queue_s for job in jobs], seconds)
         if self.model.device.type == "cuda":
             device = self.model.device
             self._metrics.gpu_memory(torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
 
 
-def _out_of_memory(key: Key) -> OutOfMemory:
-    if key.method is None:
-        return OutOfMemory("This picture's scores did not fit into the memory of the device.")
-    return OutOfMemory(
-        "This picture's explanation did not fit into the memory of the device; ask for fewer targets or layers, or "
-        "have HEATLENS_MAX_CHUNK_PICTURES lowered."
-    )
+def _see_working_directory() -> None:
+    """Have the operator's own networks found in the working directory, whichever process loads them.
+
+    It comes before what was installed, which may have a package of the same name (`tests`), and behind the standard
+    library; our own packages are imported by now.
+    """
+    folder = os.getcwd()
+    if folder not in sys.path:
+        installed = set(site.getsitepackages())
+        sys.path.insert(next((i for i, entry in enumerate(sys.path) if entry in installed), len(sys.path)), folder)
+
+
+def _out_of_memory(task: Task) -> OutOfMemory:
+    msg = f"{task.name} of one picture did not fit into the memory of the device; {task.remedy}."
+    return OutOfMemory(msg)

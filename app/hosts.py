@@ -1,19 +1,24 @@
 """The models in memory, and how many requests may be at them."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from weakref import WeakSet
 
 from app import devices
 from app.config import Settings
-from app.engine import Admission, DeviceLost, EngineError, ShuttingDown
+from app.engine import Admission, DeviceLost, EngineError, ModelStuck, ShuttingDown
 from app.errors import ModelTooLarge
 from app.hosting import Host
 from app.metrics import Metrics
 from models import ModelSpec, Registry
 from models.loading import require_weights
+
+_RETRY_STUCK_S = 10
+_log = logging.getLogger(__name__)
 
 
 class Hosts:
@@ -35,6 +40,7 @@ class Hosts:
         self._metrics = metrics or Metrics()
         self._on_lost = on_lost
         self._hosts: dict[str, Host] = {}
+        self._living: WeakSet[Host] = WeakSet()  # also those that were let go, and work still
         self._lock = threading.RLock()
         self._refusal: EngineError | None = None
         self._admission = Admission(
@@ -113,6 +119,22 @@ class Hosts:
         for host in hosts:
             host.owner.close(grace_s=max(0.0, deadline - time.monotonic()) if host in working else 0.0)
 
+    def watch(self) -> None:
+        """Give the process up if a model does not come back from its work; to be called now and then."""
+        limit_s = self._settings.model_stall_s
+        with self._lock:
+            living = [] if self._refusal else list(self._living)
+        stuck = next((host for host in living if host.owner.overdue_s > limit_s), None)
+        if limit_s and stuck:
+            name = stuck.spec.name
+            msg = (
+                "%s still runs %.0f s after all whom it works for were told that it is too late "
+                "(HEATLENS_MODEL_STALL_S); the process has to be replaced"
+            )
+            _log.critical(msg, name, stuck.owner.overdue_s)
+            told = f"Model {name!r} does not come back from its work, and its process is being replaced"
+            self._lose(ModelStuck(f"{told}; try again in {_RETRY_STUCK_S} s.", retry_after_s=_RETRY_STUCK_S))
+
     def _lose(self, error: DeviceLost) -> None:
         """Answer all that was accepted; no model of this process will run again."""
         known = isinstance(self._refusal, DeviceLost)
@@ -122,8 +144,9 @@ class Hosts:
             self._on_lost()
 
     def _empty(self, refusal: EngineError) -> list[Host]:
+        """Let all go and take nobody in any more; return them, with those that were let go before and still work."""
         with self._lock:
-            hosts, self._hosts = list(self._hosts.values()), {}
+            hosts, self._hosts = list(self._living), {}
             self._refusal = self._refusal or refusal
         return hosts
 
@@ -131,7 +154,7 @@ class Hosts:
         may_download = spec.name in self._settings.preloaded
         if not may_download:
             require_weights(spec)
-        return Host(
+        host = Host(
             spec,
             self._settings,
             self._metrics,
@@ -139,6 +162,8 @@ class Hosts:
             on_loaded=self._welcome,
             on_lost=self._lose,
         )
+        self._living.add(host)
+        return host
 
     @cached_property
     def _budget_bytes(self) -> int:

@@ -5,14 +5,23 @@ whichever worker is asked adds up the files of all. prometheus-client decides be
 imported, so nothing may import this module before the variable is set.
 """
 
+import logging
 import os
-from collections.abc import Sequence
-from functools import partial
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_OURS = re.compile(r"(counter|histogram|gauge_livesum)_\d+\.db")
+_log = logging.getLogger(__name__)
+ENDED = ("asked", "killed", "failed")
 _PICTURES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -101,5 +110,46 @@ class Metrics:
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry.register(_Readable(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
         return generate_latest(registry)
+
+
+@cache
+def _workers_ended() -> Counter:
+    text = "Worker processes that ended: asked to, killed by a signal, or failed by themselves."
+    return Counter("heatlens_workers_ended_total", text, ["how"], registry=CollectorRegistry())
+
+
+def prepare_ended() -> None:
+    """Begin to count workers, in the process that keeps them; the workers read its file as they do those of others."""
+    for how in ENDED:
+        _workers_ended().labels(how)  # a rate needs the zero
+
+
+def worker_ended(how: str) -> None:
+    """Note, in that process, that a worker ended, in one of the ways of `ENDED`."""
+    _workers_ended().labels(how).inc()
+
+
+class _Readable(Collector):
+    """Adds up the files of all workers; one that is foreign, or half written, is left out, and the rest is told."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        files = [str(file) for file in Path(self._folder).glob("*.db") if _OURS.fullmatch(file.name)]
+        found = _merged(files)
+        if found is not None:
+            return found
+        readable = [file for file in files if _merged([file]) is not None]
+        _log.warning("the metrics are without %s, which cannot be read", sorted(set(files) - set(readable)))
+        return _merged(readable) or ()
+
+
+def _merged(files: list[str]) -> Iterable[Metric] | None:
+    """Return what the files have, or None where one of them cannot be read, or is gone by now."""
+    try:
+        return cast("Iterable[Metric]", MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RuntimeError, struct.error):
+        return None

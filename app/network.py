@@ -31,11 +31,14 @@ class Network:
     `layers` are those that ran in a forward pass. `default_layer` is None where none qualifies, and
     `why_no_default_layer` says why. `takes_batches` is whether it answers several pictures at once. `size_bytes` is
     the memory of parameters, buffers and folded copies.
+
+    One that answers NaN or infinity (`model.flaw`) is kept to be looked into: it has no quicker way, and no default
+    layer but the one that its specification names.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, *, allow_download: bool) -> None:
-        self.model = load(spec, device=device, allow_download=allow_download)
-        self._subject = Subject(self.model.module, self.model.scores, black=_black(self.model.preprocess))
+        self.model = load(spec, device=device, allow_download=allow_download, allow_non_finite=True)
+        self.subject = Subject(self.model.module, self.model.scores, black=_black(self.model.preprocess))
         sample = self._sample()
         tracer = LayerTracer(sample.shape)
         self._observe(tracer, sample)
@@ -51,7 +54,7 @@ class Network:
 
     def predict(self, inputs: NDArray[np.float32]) -> Sequence[NDArray[np.float32] | ExplainError]:
         """Return the scores `(K,)` of each of the pictures `(N, C, h, w)`; see `explainers.predict`."""
-        return explainers.predict(self._quick or self._subject, self._to_device(torch.from_numpy(inputs)))
+        return explainers.predict(self.scorer, self.to_device(inputs))
 
     def explain(
         self,
@@ -62,12 +65,29 @@ class Network:
         layers: Sequence[str],
         parameters: Mapping[str, object],
         work: Work,
+        quick: bool = True,
     ) -> Sequence[Explanation | ExplainError]:
-        """Explain each of the pictures `(N, C, h, w)` for its own targets; see `explainers.explain`."""
-        subject = self._subject_for(method, layers)
-        return self._explain(
-            subject, self._to_device(torch.from_numpy(inputs)), targets, method, layers, parameters, work
-        )
+        """Explain each of the pictures `(N, C, h, w)` for its own targets; see `explainers.explain`.
+
+        Without `quick` by the network itself, whose weights may have been changed since it was loaded.
+        """
+        subject = self._subject_for(method, layers) if quick else self.subject
+        return self._explain(subject, self.to_device(inputs), targets, method, layers, parameters, work)
+
+    @property
+    def scorer(self) -> Subject:
+        """The quickest way to scores."""
+        return self._quick or self.subject
+
+    def layout_of(self, layer: str) -> ToGrid | None:
+        """Return how a layer's output becomes a grid `(N, C, h, w)`; None where it has no spatial axes."""
+        traced = self._by_name.get(layer)
+        return traced.layout.to_grid if traced and traced.layout else None
+
+    def grid_of(self, layer: str, output: Tensor) -> Tensor | None:
+        """Return a layer's output as a grid `(N, C, h, w)`; None where it has no spatial axes."""
+        to_grid = self.layout_of(layer)
+        return to_grid(output) if to_grid else None
 
     def _check_order(self, layers: Sequence[LayerInfo]) -> OrderCheck:
         """Return what a second forward pass says of the grids; a network may take one picture at a time only."""
@@ -85,21 +105,23 @@ class Network:
 
     def _observe(self, on_output: Callable[[str, nn.Module, object], None], pictures: Tensor) -> None:
         with torch.inference_mode(), observe(self.model.module, on_output):
-            self.model.scores(self._to_device(pictures))
+            self.model.scores(self._moved(pictures))
 
     def _sample(self) -> Tensor:
         height, width = self.model.preprocess.input_size
         generator = torch.Generator().manual_seed(0)
         sample = torch.randn((1, self.model.preprocess.channels, height, width), generator=generator)
-        return self._to_device(sample)
+        return self._moved(sample)
 
     def _default_layer(self, candidates: Sequence[LayerInfo], check: OrderCheck, sample: Tensor) -> Choice:
         """Return the layer that the specification names, if it can be explained, or the one that is found."""
 
         def raw_map(method: str, layers: Sequence[str]) -> NDArray[np.float32]:
-            return self._raw_map(self._subject, sample, method, layers)
+            return self._raw_map(self.subject, sample, method, layers)
 
         named = self.model.spec.layer
+        if self.model.flaw is not None:
+            return Choice(named, None if named else "it answers NaN or infinity, so no layer can be tried out")
         if named is None:
             return choose_layer(candidates, check, raw_map)
         raw_map("gradcam", [named])
@@ -107,11 +129,11 @@ class Network:
 
     def _quick_way(self, sample: Tensor) -> Subject | None:
         """Return the network with a quicker way to its default layer, if there is one that gives the same map."""
-        if self.default_layer is None:
+        if self.default_layer is None or self.model.flaw is not None:
             return None
         try:
             found = split(self.model, self.default_layer)
-            quick = Subject(found.module, found.scores, black=self._subject.black)
+            quick = Subject(found.module, found.scores, black=self.subject.black)
             self._require_same_map(quick, sample)
         except torch.AcceleratorError:
             raise
@@ -124,7 +146,7 @@ class Network:
     def _require_same_map(self, quick: Subject, sample: Tensor) -> None:
         """Compare Grad-CAM of both ways, to half of the digits that the numbers have; raises `NotSplit`."""
         layers = [self.default_layer] if self.default_layer else []
-        expected, got = (self._raw_map(subject, sample, "gradcam", layers) for subject in (self._subject, quick))
+        expected, got = (self._raw_map(subject, sample, "gradcam", layers) for subject in (self.subject, quick))
         allowed = torch.finfo(self.model.dtype).eps ** 0.5 * np.abs(expected).max()
         if not (np.abs(got - expected) <= allowed).all():
             raise NotSplit("the traced copy has another gradient")
@@ -138,9 +160,9 @@ class Network:
     def _subject_for(self, method: str, layers: Sequence[str]) -> Subject:
         """Return the quick way for whoever looks at nothing before the default layer."""
         if self._quick is None or not set(layers) <= {self.default_layer}:
-            return self._subject
+            return self.subject
         family = explainers.get(method).family
-        return self._quick if family == "perturbation" or (family == "cam" and layers) else self._subject
+        return self._quick if family == "perturbation" or (family == "cam" and layers) else self.subject
 
     def _explain(
         self,
@@ -177,7 +199,11 @@ class Network:
             raise LayerNotSpatial(msg)
         return traced.layout.to_grid
 
-    def _to_device(self, inputs: Tensor) -> Tensor:
+    def to_device(self, inputs: NDArray[np.float32]) -> Tensor:
+        """Return pictures `(N, C, h, w)` where the model is, in its memory layout."""
+        return self._moved(torch.from_numpy(inputs))
+
+    def _moved(self, inputs: Tensor) -> Tensor:
         return inputs.to(self.model.device, memory_format=self.model.memory_format)
 
 

@@ -1,11 +1,15 @@
 """Errors as RFC 9457 problem details: one table from error to status, and the handlers that use it."""
 
 import logging
+import re
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 from flask import Flask, Response, current_app, g, json, request
+from flask.sansio.app import App
 from gunicorn.http.errors import ParseException
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
@@ -21,9 +25,14 @@ from models import errors as model_errors
 STATUS: dict[type[Exception], HTTPStatus] = {
     service_errors.ServiceError: HTTPStatus.UNPROCESSABLE_ENTITY,
     service_errors.BadRequestBody: HTTPStatus.BAD_REQUEST,
+    service_errors.JsonTooComplex: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     service_errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     service_errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     service_errors.RateLimited: HTTPStatus.TOO_MANY_REQUESTS,
+    service_errors.Unauthorized: HTTPStatus.UNAUTHORIZED,
+    service_errors.Forbidden: HTTPStatus.FORBIDDEN,
+    service_errors.KeysUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    service_errors.DatabaseTooNew: HTTPStatus.SERVICE_UNAVAILABLE,
     service_errors.DeviceUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     service_errors.OutOfMemory: HTTPStatus.SERVICE_UNAVAILABLE,
     service_errors.ModelTooLarge: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -33,9 +42,16 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     service_errors.TooManyStreams: HTTPStatus.SERVICE_UNAVAILABLE,
     service_errors.UnknownJob: HTTPStatus.NOT_FOUND,
     service_errors.UnknownItem: HTTPStatus.NOT_FOUND,
+    service_errors.UnknownImage: HTTPStatus.NOT_FOUND,
+    service_errors.UnknownLink: HTTPStatus.NOT_FOUND,
+    service_errors.UnknownVersion: HTTPStatus.NOT_FOUND,
+    service_errors.LabelStudioUnavailable: HTTPStatus.BAD_GATEWAY,
+    service_errors.ImagesFull: HTTPStatus.INSUFFICIENT_STORAGE,
     service_errors.JobState: HTTPStatus.CONFLICT,
     service_errors.QuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
     service_errors.OutOfSpace: HTTPStatus.INSUFFICIENT_STORAGE,
+    service_errors.BodyTooSlow: HTTPStatus.REQUEST_TIMEOUT,
+    service_errors.TooManyUploads: HTTPStatus.SERVICE_UNAVAILABLE,
     service_errors.ArchiveTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     service_errors.TooManyItems: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     service_errors.JobTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -60,6 +76,10 @@ STATUS: dict[type[Exception], HTTPStatus] = {
 }
 """The status of each class of errors; a class that is not named has its base's."""
 
+Shape = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Makes of a problem's members the JSON body that the clients of some interface expect."""
+
+_SHAPES = "heatlens_problem_shapes"
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +90,11 @@ def register(app: Flask) -> None:
     app.register_error_handler(HTTPException, _http)
     app.register_error_handler(ParseException, _unreadable)
     app.register_error_handler(Exception, _unknown)
+
+
+def speak(app: App, pattern: re.Pattern[str], shape: Shape) -> None:
+    """Answer the problems of paths that match `pattern` as whole in another shape; the status stays."""
+    app.extensions.setdefault(_SHAPES, []).append((pattern, shape))
 
 
 def problem(status: HTTPStatus, code: str, detail: str, **extra: object) -> Response:
@@ -84,7 +109,10 @@ def problem(status: HTTPStatus, code: str, detail: str, **extra: object) -> Resp
         **{name: value for name, value in extra.items() if value is not None},
     }
     current_app.extensions["heatlens"].metrics.problem(code)
-    response = Response(json.dumps(members), status, content_type="application/problem+json")
+    shapes: list[tuple[re.Pattern[str], Shape]] = current_app.extensions.get(_SHAPES, [])
+    shape = next((shape for pattern, shape in shapes if pattern.fullmatch(request.path)), None)
+    body, media_type = (shape(members), "json") if shape else (members, "problem+json")
+    response = Response(json.dumps(body), status, content_type=f"application/{media_type}")
     if "retry_after_s" in extra:
         response.headers["Retry-After"] = str(extra["retry_after_s"])
     return response
@@ -123,6 +151,11 @@ _OURS = [
     DocumentedError("body_too_large", 413, "The request body is larger than HEATLENS_MAX_BODY_BYTES."),
     DocumentedError("form_too_large", 413, "A form beyond HEATLENS_MAX_FORM_BYTES or HEATLENS_MAX_FORM_FIELDS."),
     DocumentedError("bad_request", 400, "The request is not HTTP that can be understood."),
+    DocumentedError("expectation_failed", 417, "The header Expect asks for what is unknown."),
+    DocumentedError("headers_too_large", 431, "The headers are larger than the server reads."),
+    DocumentedError("headers_too_slow", 408, "The headers were not there within HEATLENS_HEADER_TIMEOUT_S."),
+    DocumentedError("not_implemented", 501, "The body comes in a coding that is not understood."),
+    DocumentedError("uri_too_long", 414, "The request's first line is longer than the server reads."),
     DocumentedError("internal_error", 500, "Something unexpected; the server's log has the request_id."),
     DocumentedError("not_found", 404, "There is no such route."),
     DocumentedError("method_not_allowed", 405, "The route exists, but not with this HTTP method."),

@@ -12,11 +12,30 @@ from limits.errors import StorageError
 from app.config import Settings
 from app.errors import RateLimited
 from app.problems import problem, status_of
+from app.security import caller
 
-_BLUEPRINTS = ("explain", "jobs")
-"""Those whose POST and PUT routes cost the model's time; all of them share one limit. A job counts once."""
-_FREE = frozenset({"jobs.cancel_job"})
-"""Routes among them that save it."""
+_BLUEPRINTS = (
+    "explain",
+    "diagnostics",
+    "compare",
+    "jobs",
+    "images",
+    "embed",
+    "torchserve",
+    "kserve",
+    "open_inference",
+    "label_studio",
+)
+"""Those whose POST and PUT routes cost the model's time, or room; all of them share one limit. A job counts once."""
+_FREE = frozenset(
+    {
+        "jobs.cancel_job",
+        "label_studio.label_studio_setup",
+        "label_studio.label_studio_webhook",
+        "label_studio.label_studio_train",
+    }
+)
+"""Routes among them that save it, or cost none."""
 _REDIS_TIMEOUT_S = 1
 """Counting must not take longer than explaining."""
 
@@ -47,11 +66,6 @@ def register(app: Flask, settings: Settings) -> None:
     for name in _BLUEPRINTS:
         limit(cast("Blueprint", app.blueprints[name]))
     app.register_error_handler(RateLimitExceeded, partial(_refuse, limiter))
-
-
-def caller() -> str:
-    """Return whose requests are counted together: those of one address, see HEATLENS_TRUSTED_PROXIES."""
-    return request.remote_addr or "unknown"
 
 
 def _storage_options(uri: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from flask import Flask, Response, g, request
 from structlog.contextvars import bind_contextvars, clear_contextvars
 
 from app.metrics import Metrics
+from app.security import caller_key_id
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -18,6 +19,11 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": (
+        "accelerometer=(), camera=(), display-capture=(), geolocation=(), gyroscope=(), magnetometer=(), "
+        "microphone=(), midi=(), payment=(), usb=()"
+    ),
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
         "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -41,6 +47,8 @@ def register(app: Flask, metrics: Metrics) -> None:
         response.headers["X-Request-Id"] = g.request_id
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
+        if "frame-ancestors 'self'" in response.headers["Content-Security-Policy"]:
+            del response.headers["X-Frame-Options"]  # which knows no list of sites
         _account(response, metrics)
         return response
 
@@ -62,6 +70,7 @@ def _account(response: Response, metrics: Metrics) -> None:
         "seconds": round(seconds, 4),
         "bytes_out": _body_bytes(response),
         "client": request.remote_addr,
+        "key": caller_key_id(),
         "model": response.headers.get("X-HeatLens-Model"),
         "explanation": response.headers.get("X-HeatLens-Method"),
     }

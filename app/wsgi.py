@@ -11,9 +11,9 @@ import cv2
 from flask import Flask
 
 from app import create_app, logs, tracing
-from app.config import SettingsError, load_settings
+from app.config import Settings, SettingsError, load_settings
 from app.engine import DeviceLost
-from app.errors import DeviceUnavailable, JobsUnavailable, OutOfSpace
+from app.errors import DatabaseTooNew, DeviceUnavailable, JobsUnavailable, OutOfSpace
 from app.jobs.database import Database
 from app.known_errors import KNOWN_ERRORS
 
@@ -31,11 +31,11 @@ def application() -> Flask:
         if settings.tracing:
             tracing.start(app)
         service = app.extensions["heatlens"]
-        _prepare_jobs(app.extensions["heatlens_jobs"].database)
+        _prepare_jobs(app.extensions["heatlens_jobs"].database, settings)
         service.start()
     except DeviceLost:  # it was logged; no code that tells gunicorn to give up, for another process may succeed
         sys.exit(1)
-    except (SettingsError, DeviceUnavailable) as error:
+    except (SettingsError, DeviceUnavailable, DatabaseTooNew) as error:
         logging.getLogger(__name__).critical("cannot start: %s", error)
         sys.exit(_BOOT_FAILED)
     except KNOWN_ERRORS as error:
@@ -47,12 +47,16 @@ def application() -> Flask:
     return app
 
 
-def _prepare_jobs(database: Database) -> None:
-    """Explaining works without the jobs' database, which may come later than this process."""
+def _prepare_jobs(database: Database, settings: Settings) -> None:
+    """Go on where the jobs' database does not answer, which may come later than this process.
+
+    The API keys lie there, too: nobody is let in before it answered once, unless the server is insecure.
+    """
     try:
         database.migrate()
     except (JobsUnavailable, OutOfSpace) as error:
-        logging.getLogger(__name__).warning("no jobs are taken for now: %s", error)
+        closed = "no jobs are taken" if settings.insecure else "no jobs are taken, and nobody is let in,"
+        logging.getLogger(__name__).warning("%s until the jobs' database answers: %s", closed, error)
 
 
 def _be_replaced() -> None:

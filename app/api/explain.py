@@ -1,27 +1,23 @@
 """`/v1/explain`, `/v1/predict` and `/v1/methods`."""
 
 import hashlib
-import re
 from http import HTTPStatus
+from typing import cast
 
 from flask import Response, g, request
 from flask_openapi3 import APIBlueprint, Tag
-from werkzeug.datastructures import MIMEAccept
-from werkzeug.http import parse_accept_header
 
+from app.api.answering import server_timing
 from app.api.connection import require_client
 from app.api.documents import IF_NONE_MATCH, PROBLEMS, operation_id, picture_operation, picture_responses
+from app.api.negotiation import preferred
 from app.api.requests import read_picture, read_timeout_s
 from app.drawing import MEDIA_TYPES, Drawn, draw, prediction
-from app.errors import NotAcceptable
 from app.result_cache import ResultCache
 from app.schemas.answers import ExplainAnswer, MethodList, PredictAnswer, Timings
 from app.schemas.checking import check
 from app.schemas.options import ExplainOptions, Format, PredictOptions
 from app.service import Service
-
-_PARAMETER = re.compile(r";\s*(?!q=)[^;,]*")
-"""A parameter of a media type, such as `charset=utf-8`: what is offered has none."""
 
 
 def blueprint(service: Service) -> APIBlueprint:
@@ -61,7 +57,7 @@ def blueprint(service: Service) -> APIBlueprint:
         description="Returns a heatmap of where the model saw evidence for a class, as picture, array or JSON. "
         "The option `format`, else the `Accept` header, decides which. The same again has the same `ETag`.",
         openapi_extensions=operation,
-        responses=picture_responses(ExplainAnswer, MEDIA_TYPES.values()),
+        responses=picture_responses(ExplainAnswer, MEDIA_TYPES.values(), cached=True),
     )(explain)
     # `curl -T cat.jpg URL` sends a PUT.
     api.put("/explain", doc_ui=False)(explain)
@@ -91,14 +87,7 @@ def _format(options: ExplainOptions) -> Format:
         return options.format
     transparent = options.view == "layer"
     offered = {media: format_ for format_, media in MEDIA_TYPES.items() if not (transparent and format_ == "jpeg")}
-    wanted = parse_accept_header(_PARAMETER.sub("", request.headers.get("Accept", "")), MIMEAccept)
-    if not wanted:
-        return next(iter(offered.values()))
-    best = wanted.best_match(offered)
-    if best is None:
-        msg = f"None of what the Accept header asks for can be made; valid are {', '.join(offered)}."
-        raise NotAcceptable(msg, choices=list(offered))
-    return offered[best]
+    return cast("Format", preferred(offered))
 
 
 def _client_has(key: str | None) -> bool:
@@ -115,9 +104,8 @@ def _response(drawn: Drawn, timings: Timings | None) -> Response:
     spent = timings or Timings(decode=0, queue=0, model=0, render=0)
     response = Response(drawn.body(g.request_id, spent), content_type=drawn.media_type)
     response.headers.update(drawn.headers)
-    parts = ["cache;desc=hit"] if timings is None else []
-    parts += [f"{name};dur={seconds * 1000:.2f}" for name, seconds in spent]
-    response.headers["Server-Timing"] = ", ".join(parts)
+    hit = "cache;desc=hit, " if timings is None else ""
+    response.headers["Server-Timing"] = hit + server_timing(spent)
     return response
 
 

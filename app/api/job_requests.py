@@ -8,10 +8,11 @@ from typing import Any
 from flask import request
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
+from app.api.json_limits import parsed
 from app.errors import BadOption, BadRequestBody, UnsupportedMediaType
 from app.jobs.intake import job_too_large, options_of, together
 from app.jobs.jobs import Jobs, Made
-from app.rate_limit import caller
+from app.security import caller
 
 KEY_HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotency-Replayed"
@@ -82,9 +83,9 @@ def _json() -> dict[str, Any]:
     if request.content_length is None and len(data) >= (request.max_content_length or len(data) + 1):
         raise RequestEntityTooLarge  # Werkzeug cuts a body in chunks off at the limit
     try:
-        body = json.loads(data)
+        body = parsed(data)
         json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # as it is stored: half characters, infinities
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, numbers too long; nested too deeply
+    except ValueError as error:
         raise BadRequestBody("The body is not valid JSON.") from error
     if not isinstance(body, dict):
         raise BadRequestBody(f"The JSON body has to be an object. {_WAYS}")

@@ -10,12 +10,12 @@ from flask_openapi3 import APIBlueprint
 from flask_openapi3.types import ResponseDict
 from pydantic import BaseModel
 
+from app.api.connection import whole_or_cut
 from app.api.cursors import read_cursor, write_cursor
 from app.api.events import Stream, Streams
 from app.errors import JobsUnavailable, UnknownItem
 from app.jobs import results
 from app.jobs.artifacts import result_key
-from app.rate_limit import caller
 from app.schemas.jobs import (
     ArtifactPath,
     EventsHeaders,
@@ -33,6 +33,7 @@ from app.schemas.jobs import (
     item_answer,
     job_answer,
 )
+from app.security import caller, gate, is_admin
 
 if TYPE_CHECKING:
     from app.jobs.jobs import Jobs
@@ -54,7 +55,7 @@ def add_routes(api: APIBlueprint, jobs: "Jobs", streams: Streams) -> None:
 def _add_listings(api: APIBlueprint, jobs: "Jobs") -> None:
     @api.get("", responses={200: JobList})
     def list_jobs(query: JobsQuery) -> Response:
-        """List the client's jobs, the newest first; of those that are over, the rate is left out."""
+        """List the client's jobs, or with an admin's key all, newest first; without the rate where they are over."""
         return _json(_job_list(jobs, query))
 
     @api.get("/<id>", responses={200: JobAnswer})
@@ -103,7 +104,7 @@ def _add_streams(api: APIBlueprint, jobs: "Jobs", streams: Streams) -> None:
         after = (query.after or 0) if header.last_event is None else header.last_event
         streams.take()
         stream = Stream(jobs.ledger, row, after=after, ending=streams.ending, environ=request.environ)
-        response = Response(iter(stream), content_type="text/event-stream")
+        response = Response(gate().while_good(iter(stream)), content_type="text/event-stream")
         response.call_on_close(streams.leave)
         response.headers["Cache-Control"] = "no-store"
         response.headers["X-Accel-Buffering"] = "no"  # nginx would hold events back
@@ -123,9 +124,10 @@ def _add_streams(api: APIBlueprint, jobs: "Jobs", streams: Streams) -> None:
 
 
 def _job_list(jobs: "Jobs", query: JobsQuery) -> JobList:
-    scope = ["jobs", caller(), query.status]
+    owner = None if is_admin() else caller()
+    scope = ["jobs", owner, query.status]
     before = None if query.cursor is None else tuple(read_cursor(scope, query.cursor))
-    found = jobs.ledger.jobs(owner=caller(), status=query.status, before=before, limit=query.limit + 1)
+    found = jobs.ledger.jobs(owner=owner, status=query.status, before=before, limit=query.limit + 1)
     rows, more = found[: query.limit], len(found) > query.limit
     return JobList(
         jobs=[job_answer(row, None if row.is_finished else jobs.ledger.rate_per_s(row)) for row in rows],
@@ -179,15 +181,19 @@ def _file(jobs: "Jobs", job_id: str, item: "ItemRow", name: str) -> Response:
         msg = f"The store of the jobs' files does not answer; try again in {_RETRY_AFTER_S} s."
         raise JobsUnavailable(msg, retry_after_s=_RETRY_AFTER_S) from error
     response.content_length = results.size_of(file)
-    response.response = results.read_chunks(file)
+    response.response = whole_or_cut(results.read_chunks(file))
     response.call_on_close(file.close)
     return response
 
 
 def _download(pieces: Generator[bytes], content_type: str, name: str) -> Response:
-    """Answer a stream to be saved. Its first piece is made at once: what fails by then is an error like others."""
+    """Answer a stream to be saved. Its first piece is made at once: what fails by then is an error like others.
+
+    What fails later, a job that is deleted or a key that is revoked, cuts the connection.
+    """
     first = next(pieces, b"")
-    response = Response(chain([first], pieces), content_type=content_type)
+    rest = gate().while_good(chain([first], pieces), whole=True)
+    response = Response(whole_or_cut(rest), content_type=content_type)
     response.call_on_close(pieces.close)  # which the chain does not
     response.headers["Content-Disposition"] = f"attachment; filename={name}"
     response.headers["Cache-Control"] = "no-store"

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from flask import Response
+from flask import Response, request
 from flask_openapi3 import APIBlueprint, Tag
 from flask_openapi3.types import ResponseDict
+from pydantic import ValidationError
 
 from app.api import job_results
 from app.api.documents import PROBLEMS, operation_id, picture_operation
@@ -14,6 +15,7 @@ from app.jobs.jobs import Jobs
 from app.jobs.options import REPEATABLE, JobOptions
 from app.jobs.rows import JobRow
 from app.schemas.jobs import JobAnswer, JobPath, job_answer, job_path
+from app.security import only_of
 from app.service import Service
 
 _BINARY = {"type": "string", "format": "binary"}
@@ -80,7 +82,20 @@ def blueprint(jobs: Jobs, service: Service, streams: Streams) -> APIBlueprint:
         return Response(status=204)
 
     job_results.add_routes(api, jobs, streams)
+    api.before_request(lambda: _require_own(jobs))
     return api
+
+
+def _require_own(jobs: Jobs) -> None:
+    """Raise `UnknownJob` for another's job, on whatever route has a job in its path."""
+    id_, owner = (request.view_args or {}).get("id"), only_of()
+    if id_ is None or owner is None or request.method == "OPTIONS":
+        return
+    try:
+        JobPath(id=id_)
+    except ValidationError:  # the route says so
+        return
+    jobs.ledger.job(id_, owner=owner)
 
 
 def _answer(jobs: Jobs, job: JobRow, status: int) -> Response:

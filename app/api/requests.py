@@ -1,54 +1,82 @@
-"""The three ways to send a picture: raw body, multipart, JSON. All end as bytes and a dictionary of options."""
+"""The three ways to send pictures: raw body, multipart, JSON. All end as bytes and a dictionary of options."""
 
-import base64
-import binascii
-import json
 import math
 import re
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from flask import current_app, request
 from werkzeug.datastructures import MultiDict
-from werkzeug.exceptions import RequestEntityTooLarge
 
+from app.api.bodies import body, from_base64, json_object, require_plain
 from app.errors import BadOption, BadRequestBody, UnsupportedMediaType
+from app.imaging import containers
+from app.imaging.errors import TooManyBytes
 from app.schemas.checking import REPEATABLE, from_text
 
 _RAW = frozenset({"", "application/octet-stream", "application/x-www-form-urlencoded"})
 """Types of raw bodies beside `image/*`: the last is what `curl --data-binary` says of any file."""
+_FIELDS = re.compile(rb"[A-Za-z0-9_.%+-]{1,100}=")
+"""How fields begin that were sent as such a body."""
+
+_BESIDE_BYTES = 4096
+"""What a picture of a list counts beside its bytes, so that a body of nothing but ids is no endless work."""
 
 TIMEOUT_HEADER = "X-Request-Deadline-S"
 
-_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _WAYS = 'Send the picture as the raw body, as multipart part `image`, or as JSON {"image": {"base64": ...}}.'
 
 
+class Sent(NamedTuple):
+    """What came with a request; `image_id` is of the last picture that was given by the id of a kept one."""
+
+    pictures: list[bytes]
+    options: dict[str, Any]
+    image_id: str | None = None
+
+
 def read_picture() -> tuple[bytes, dict[str, Any]]:
-    """Return the picture of the current request and its options, unchecked.
+    """Return the one picture of the current request and its options, unchecked; see `read_pictures`."""
+    pictures, options = read_pictures()
+    if len(pictures) > 1:
+        msg = f"The request has {len(pictures)} pictures; send one picture per request."
+        raise BadRequestBody(msg, field="image", limit=1)
+    return pictures[0], options
+
+
+def read_pictures() -> tuple[list[bytes], dict[str, Any]]:
+    """Return the pictures of the current request, at least one, and its options, unchecked; see `read_sent`."""
+    pictures, options, _ = read_sent()
+    if not pictures:
+        raise BadRequestBody(f"There is no picture in the request. {_WAYS}", field="image")
+    return pictures, options
+
+
+def read_sent() -> Sent:
+    """Return the pictures of the current request, if there are any, and its options, unchecked.
 
     Options of a raw body come from the query; of a multipart form from its fields, of JSON from its members, and
     in both cases from the query too, for what the body does not say.
     """
     query = _options(request.args)
-    if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
-        msg = f"Content-Encoding {encoding[:100]!r} is not understood; send the body as it is."
-        raise UnsupportedMediaType(msg, field="Content-Encoding", choices=["identity"])
     if request.mimetype == "multipart/form-data":
-        data, options = _multipart()
+        sent = _multipart()
     elif request.mimetype == "application/json":
-        data, options = _json()
+        sent = _json()
     elif request.mimetype.startswith("image/") or request.mimetype in _RAW:
-        data, options = _body(), {}
+        data = body()
+        _require_no_fields(data)
+        sent = Sent([data] if data else [], {})
     else:
         msg = f"A body of type {request.mimetype[:100]!r} is not understood. {_WAYS}"
         raise UnsupportedMediaType(msg, choices=["image/*", "multipart/form-data", "application/json"])
-    if not data:
+    if not all(sent.pictures):
         raise BadRequestBody(f"There is no picture in the request. {_WAYS}", field="image")
-    twice = sorted(query.keys() & options.keys())
+    twice = sorted(query.keys() & sent.options.keys())
     if twice:
         msg = f"{twice[0]} is given in the query and in the body; give it once."
         raise BadOption(msg, field=twice[0])
-    return data, query | options
+    return sent._replace(options=query | sent.options)
 
 
 def read_timeout_s() -> float | None:
@@ -66,28 +94,23 @@ def read_timeout_s() -> float | None:
     return seconds
 
 
-def _body() -> bytes:
-    """Return the raw body. Werkzeug cuts one that comes in chunks off at the limit instead of refusing it."""
-    data = request.get_data()
-    if request.content_length is not None and len(data) < request.content_length:
-        msg = f"The body ended after {len(data)} of {request.content_length} bytes."
-        raise BadRequestBody(msg)
-    limit = current_app.config["MAX_CONTENT_LENGTH"]
-    if request.content_length is None and limit is not None and len(data) >= limit:
-        raise RequestEntityTooLarge
-    return data
+def _require_no_fields(data: bytes) -> None:
+    """Raise `UnsupportedMediaType` for a form in place of a picture, which is what `curl -d` makes of options."""
+    if _FIELDS.match(data) and containers.sniff(data) is None:
+        msg = (
+            "The body has fields of a form and no picture. Send a form as multipart (curl -F), or options in "
+            f"the query. {_WAYS}"
+        )
+        raise UnsupportedMediaType(msg, choices=["image/*", "multipart/form-data", "application/json"])
 
 
-def _multipart() -> tuple[bytes, dict[str, Any]]:
+def _multipart() -> Sent:
     unknown = [name for name in request.files if name != "image"]
     if unknown:
         msg = f"The multipart form has a file {str(unknown[0])[:100]!r}; the picture's part is called 'image'."
         raise BadRequestBody(msg, field="image")
-    files = request.files.getlist("image")
-    if len(files) > 1:
-        msg = f"The multipart form has {len(files)} parts 'image'; send one picture per request."
-        raise BadRequestBody(msg, field="image", limit=1)
-    return files[0].read() if files else b"", _options(request.form)
+    require_plain()
+    return Sent([file.read() for file in request.files.getlist("image")], _options(request.form))
 
 
 def _options(fields: "MultiDict[str, str]") -> dict[str, Any]:
@@ -108,26 +131,39 @@ def _options(fields: "MultiDict[str, str]") -> dict[str, Any]:
     return options
 
 
-def _json() -> tuple[bytes, dict[str, Any]]:
-    try:
-        body = json.loads(_body())
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, numbers too long; nested too deeply
-        raise BadRequestBody("The body is not valid JSON.") from error
-    if not isinstance(body, dict):
-        raise BadRequestBody(f"The JSON body has to be an object. {_WAYS}")
-    image = body.pop("image", None)
-    if image is None:
-        return b"", body
-    if not isinstance(image, dict) or set(image) != {"base64"} or not isinstance(image["base64"], str):
-        raise BadRequestBody('image has to be {"base64": "..."}.', field="image", choices=["base64"])
-    for name in REPEATABLE & body.keys():
-        if not isinstance(body[name], list):
-            body[name] = [body[name]]
-    return _decode_base64(image["base64"]), body
+def _json() -> Sent:
+    options = json_object(body(), _WAYS)
+    image = options.pop("image", None)
+    for name in REPEATABLE & options.keys():
+        if not isinstance(options[name], list):
+            options[name] = [options[name]]
+    images = [] if image is None else image if isinstance(image, list) else [image]
+    ids = [one["id"] for one in images if isinstance(one, dict) and "id" in one]
+    return Sent(list(_all_from_json(images)), options, ids[-1] if ids else None)
 
 
-def _decode_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(_DATA_URL.sub("", text, count=1), validate=True)
-    except (binascii.Error, ValueError) as error:  # ValueError: characters beyond ASCII
-        raise BadRequestBody("image.base64 is not valid base64.", field="image.base64") from error
+def _all_from_json(images: list[object]) -> Iterator[bytes]:
+    """Yield the pictures of a body; kept ones together may have as many bytes as if they had been sent."""
+    limit, total = current_app.config["MAX_CONTENT_LENGTH"], 0
+    for image in images:
+        picture = _from_json(image)
+        total += len(picture) + _BESIDE_BYTES
+        if limit is not None and total > limit + _BESIDE_BYTES:
+            msg = (
+                f"The pictures of the request, each counting {_BESIDE_BYTES} bytes more than it has, are together "
+                f"larger than {limit} bytes (HEATLENS_MAX_BODY_BYTES); send fewer at once."
+            )
+            raise TooManyBytes(msg, limit=limit)
+        yield picture
+
+
+def _from_json(image: object) -> bytes:
+    """Return a picture that stands in the body, or the kept one whose id does; raises `UnknownImage`."""
+    match image:
+        case {"base64": str(text), **rest} if not rest:
+            return from_base64(text, "image.base64")
+        case {"id": str(id_), **rest} if not rest:
+            data: bytes = current_app.extensions["heatlens_images"].read(id_)
+            return data
+    msg = 'image has to be {"base64": "..."} or {"id": "..."}.'
+    raise BadRequestBody(msg, field="image", choices=["base64", "id"])

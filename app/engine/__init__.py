@@ -1,7 +1,7 @@
 """The engine: jobs go in, each gets exactly one answer. Standard library only; it knows no torch."""
 
 from app.engine.admission import Admission
-from app.engine.errors import DeadlineExceeded, DeviceLost, EngineError, NotReady, QueueFull, ShuttingDown
+from app.engine.errors import DeadlineExceeded, DeviceLost, EngineError, ModelStuck, NotReady, QueueFull, ShuttingDown
 from app.engine.job import Job, Watch
 from app.engine.owner import Owner, Report
 
@@ -11,6 +11,7 @@ __all__ = [
     "DeviceLost",
     "EngineError",
     "Job",
+    "ModelStuck",
     "NotReady",
     "Owner",
     "QueueFull",

@@ -42,3 +42,9 @@ class DeviceLost(EngineError):
     """The device failed for good; the process is about to be replaced (`retry_after_s`)."""
 
     code = "device_lost"
+
+
+class ModelStuck(DeviceLost):
+    """The model does not come back from its work; the process is about to be replaced (`retry_after_s`)."""
+
+    code = "model_stuck"

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future, wait
 from typing import Any, Generic, Literal
 
 from app.engine.batcher import Batcher
-from app.engine.errors import DeviceLost, NotReady, ShuttingDown
+from app.engine.errors import DeviceLost, EngineError, NotReady, ShuttingDown
 from app.engine.job import Job, P, R
 
 Report = Callable[[int, int], None]
@@ -18,6 +18,7 @@ Run = Callable[[Hashable, Sequence[P], Report], Sequence[R | Exception]]
 """Answers payloads that share a key, one answer each, an exception where an item fails alone."""
 
 _RETRY_LOADING_S = 5
+_LINE_CHARACTERS = 500
 _log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "failed", "closed"]
@@ -33,7 +34,8 @@ class Owner(Generic[P, R]):
 
     `batch_size(key)` is how many may run together. After a batch, `wait_s` seconds at most are waited for the next
     to fill; a job that comes while the thread idles runs at once. `ran(key, jobs, seconds)` hears of every batch, and
-    `ended()` is the last thing that the thread does.
+    `ended()` is the last thing that the thread does. Where `prepare` raises what is `expected`, one line is logged,
+    else the traceback too.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Owner(Generic[P, R]):
         wait_s: float = 0.0,
         ran: Callable[[Hashable, Sequence[Job[P, R]], float], None] = lambda key, jobs, seconds: None,
         ended: Callable[[], None] = lambda: None,
+        expected: tuple[type[Exception], ...] = (EngineError,),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -56,6 +59,7 @@ class Owner(Generic[P, R]):
         self._wait_s = wait_s
         self._ran = ran
         self._ended = ended
+        self._expected = expected
         self._clock = clock
         self._changed = threading.Condition()
         self._closed = False
@@ -73,6 +77,12 @@ class Owner(Generic[P, R]):
         if not self.ready.done():
             return "loading"
         return "failed" if self.ready.exception() else "ready"
+
+    @property
+    def overdue_s(self) -> float:
+        """Seconds since the last of those that it works for was to have its answer; 0 while some still may."""
+        running = self._running
+        return max(0.0, self._clock() - max(job.deadline for job in running)) if running else 0.0
 
     def submit(self, key: Hashable, payload: P, *, timeout_s: float, limit: str = "its time") -> Job[P, R]:
         """Accept a payload, or raise `ShuttingDown`, `DeviceLost`, or what `prepare` raised.
@@ -129,7 +139,7 @@ class Owner(Generic[P, R]):
         try:
             run = prepare()
         except BaseException as raised:  # noqa: BLE001 - whatever it is, all who wait are told
-            _log.info("preparing %s failed", self.name, exc_info=raised)
+            _log.warning("preparing %s failed: %s", self.name, _in_a_line(raised), exc_info=self._unexpected(raised))
             error = _harmless(raised)
             _forget_work(error)
             error = error.with_traceback(None)  # it would hold this frame, which does not end before the error is told
@@ -141,6 +151,9 @@ class Owner(Generic[P, R]):
         while jobs := self._take():
             self._end(jobs, _outcomes(run, jobs, self._clock))
             del jobs  # nothing of them is kept while the thread waits for the next
+
+    def _unexpected(self, raised: BaseException) -> BaseException | None:
+        return None if isinstance(raised, self._expected) else raised
 
     def _take(self) -> Sequence[Job[P, R]]:
         """Wait for the next batch, which runs then; empty when all is done and no more will come."""
@@ -251,6 +264,21 @@ def _forget_work(error: Exception) -> None:
                 caller.clear()
             except RuntimeError:  # it still runs, and so do its own callers
                 break
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return an error, what led to it, and where that was raised, which may be in the operator's own code."""
+    link = traceback.TracebackException.from_exception(error)  # which gets along with errors that refer to themselves
+    said = [_words(link)]
+    while link.__cause__ is not None:
+        link = link.__cause__
+        said.append(_words(link))
+    places = [frame for frame in link.stack if not frame.filename.startswith("<")]
+    return " <- ".join(said) + (f" ({places[-1].filename}:{places[-1].lineno})" if places else "")
+
+
+def _words(link: traceback.TracebackException) -> str:
+    return " ".join("".join(link.format_exception_only()).split())[:_LINE_CHARACTERS]
 
 
 def _harmless(raised: BaseException) -> Exception:

@@ -27,6 +27,7 @@ def render(
     colormap: str,
     alpha: float,
     legend: bool,
+    note: str | None = None,
 ) -> NDArray[np.uint8]:
     """Draw a view of `display` (H, W) over `pixels`, uint8 (H, W, 3) RGB, neither of which is changed.
 
@@ -38,17 +39,19 @@ def render(
 
     The heat layer has the colour of each value, with an opacity that grows from 0 to `alpha` (in [0, 1]) as the value
     does, so that the picture stays readable where there is little heat; where the model did not see, it has the veil.
-    Without positive evidence there is no heat, and a label says so.
+    Without positive evidence there is no heat, and a label says so; else the label is the `note`, if there is one.
 
     `legend` adds a strip below, except to a layer, which has to fit its picture.
     """
     opacity = np.ones(256, np.float32) if view == "heatmap" else fade(_LEVELS) * np.float32(alpha)
     layer = _layer(display, seen, COLORMAPS[colormap], opacity)
+    if words := _NO_EVIDENCE if display.no_positive_evidence else note:
+        label(layer, words)
     if view == "layer":
         return layer
     drawn = over(layer, np.full_like(pixels, veil.GRAY) if view == "heatmap" else pixels)
     if view == "side_by_side":
-        drawn = _beside(pixels, drawn)
+        drawn = beside(pixels, drawn)
     if legend:
         drawn = np.vstack([drawn, legends.strip(drawn.shape[1], drawn.shape[0], colormap, not_seen=not seen.all())])
     return drawn
@@ -63,14 +66,12 @@ def fade(values: NDArray[np.float32]) -> NDArray[np.float32]:
 def _layer(
     display: DisplayMap, seen: NDArray[np.bool_], table: NDArray[np.uint8], opacity: NDArray[np.float32]
 ) -> NDArray[np.uint8]:
-    """Draw the heat, the veil and the label: uint8 (H, W, 4) RGBA. `opacity` is float32 (256,), by value."""
+    """Draw the heat and the veil: uint8 (H, W, 4) RGBA. `opacity` is float32 (256,), by value."""
     colours = np.column_stack([table, np.rint(opacity * 255.0).astype(np.uint8)])
     levels = cv2.convertScaleAbs(display.values, alpha=255.0)
     # A colour looked up as one number is fast.
     layer = cv2.LUT(levels, colours.view(np.int32)[:, 0]).view(np.uint8).reshape(*levels.shape, 4)
     veil.drape(layer, seen)
-    if display.no_positive_evidence:
-        _label(layer, _NO_EVIDENCE)
     return layer
 
 
@@ -85,13 +86,14 @@ def over(layer: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> NDArray[np.uint
     return result
 
 
-def _beside(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    height, width = left.shape[:2]
+def beside(*pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Set pictures of one height, uint8 (H, W, 3), in a row with small gaps."""
+    height, width = pictures[0].shape[:2]
     gap = np.full((height, max(2, round(width / 64)), 3), legends.BACKGROUND, np.uint8)
-    return np.hstack([left, gap, right])
+    return np.hstack([part for picture in pictures for part in (gap, picture)][1:])
 
 
-def _label(canvas: NDArray[np.uint8], words: str) -> None:
+def label(canvas: NDArray[np.uint8], words: str) -> None:
     """Write `words` on a dark plate at the top left of uint8 (H, W, 4), in place, if they can be read there."""
     height, width = canvas.shape[:2]
     for size in range(max(12, round(min(width / 28, height / 12, 32))), 8, -1):

@@ -16,6 +16,10 @@ from urllib.parse import unquote, urlsplit
 
 from app.config import Settings
 from app.errors import OutOfSpace
+from app.jobs.room import Room, room_in
+
+STORED = "store:"
+"""How an item's `input` begins that is a key; else it is a URL."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _IN_A_FOLDER = 1000
@@ -80,9 +84,9 @@ class Store:
         """Delete all files whose keys begin with `prefix` and a slash, if there are any."""
         self._place.delete_tree(_checked(prefix))
 
-    def free_bytes(self) -> int | None:
+    def room(self) -> Room | None:
         """Return how much room is left; None for a bucket, which does not say."""
-        return self._place.free_bytes()
+        return self._place.room()
 
 
 class _Place(Protocol):
@@ -94,7 +98,7 @@ class _Place(Protocol):
     def open(self, key: str) -> BinaryIO: ...
     def size(self, key: str) -> int: ...
     def delete_tree(self, prefix: str) -> None: ...
-    def free_bytes(self) -> int | None: ...
+    def room(self) -> Room | None: ...
 
 
 class _Folder:
@@ -137,13 +141,12 @@ class _Folder:
         with suppress(FileNotFoundError):
             shutil.rmtree(self._path(prefix))
 
-    def free_bytes(self) -> int:
+    def room(self) -> Room:
         try:
-            found = os.statvfs(self._root)
+            return room_in(self._root)
         except FileNotFoundError:
             self._make_root()
-            found = os.statvfs(self._root)
-        return found.f_bavail * found.f_frsize
+            return room_in(self._root)
 
     def _create(self, path: str) -> BinaryIO:
         try:
@@ -221,7 +224,7 @@ class _Bucket:
         with _as_os_errors(), suppress(FileNotFoundError):
             files.rm(path, recursive=True)
 
-    def free_bytes(self) -> None:
+    def room(self) -> None:
         return None
 
     def _files(self, key: str) -> tuple[Any, str]:

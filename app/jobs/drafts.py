@@ -9,13 +9,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from app.config import Settings
-from app.errors import IdempotencyConflict, JobsUnavailable, OutOfSpace, QuotaExceeded, ServiceError, UnknownJob
-from app.jobs.artifacts import Store, input_key
+from app.errors import IdempotencyConflict, JobsUnavailable, QuotaExceeded, ServiceError, UnknownJob
+from app.jobs.artifacts import STORED, Store, input_key
 from app.jobs.ledger import Ledger
 from app.jobs.names import shown
 from app.jobs.options import Asked, to_json
+from app.jobs.room import require_room
 from app.jobs.rows import JobRow, NewItem
-from app.jobs.unpacking import too_large, too_many
+from app.jobs.unpacking import empty, too_large, too_many
 
 _ITEMS_AT_ONCE = 1000
 _RETRY_QUOTA_S = 60
@@ -80,11 +81,11 @@ class Draft:
     def check_room(self) -> None:
         """Raise `OutOfSpace` where the store has no room for more."""
         with _working_store():
-            free_bytes = self._store.free_bytes()
-        require_room(free_bytes, self._settings)
+            room = self._store.room()
+        require_room(room, self._settings)
 
     def add_picture(self, name: str, data: Iterable[bytes]) -> None:
-        """Store a picture as it comes."""
+        """Store a picture as it comes. Raises `EmptyImage` for one that would be a file without bytes."""
         self._require_place()
         self.check_room()
         counted = _Counted(name, data, self._settings.max_body_bytes)
@@ -94,7 +95,7 @@ class Draft:
         self._spend(size_bytes)
         sha256 = counted.sha256.hexdigest()
         self.tell_apart(name, sha256)
-        self._add(NewItem(shown(name), f"store:{key}", sha256, size_bytes))
+        self._add(NewItem(shown(name), f"{STORED}{key}", sha256, size_bytes))
 
     def add_found(self, item: NewItem) -> None:
         """Note a picture that is read when its turn comes."""
@@ -178,11 +179,5 @@ class _Counted:
                 raise too_large(self._name, self._limit)
             self.sha256.update(chunk)
             yield chunk
-
-
-def require_room(free_bytes: int | None, settings: Settings) -> None:
-    """Raise `OutOfSpace` where less is free than has to stay free; None: nobody knows."""
-    if free_bytes is not None and free_bytes < settings.min_free_bytes:
-        limit = settings.min_free_bytes
-        msg = f"The disk has less than {limit} bytes free, which are to stay free (HEATLENS_MIN_FREE_BYTES)."
-        raise OutOfSpace(msg, limit=limit, setting="HEATLENS_MIN_FREE_BYTES")
+        if not size_bytes:
+            raise empty(self._name)

@@ -13,8 +13,10 @@ from typing import Any
 
 import sqlalchemy as sa
 from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions, StepOptions
+from dbos._migration import get_migration_versions, get_sqlite_migration_versions
 from sqlalchemy import Connection, and_, func, select
 
+from app.errors import DatabaseTooNew
 from app.jobs.database import KEEPALIVES, Database
 from app.jobs.locks import Locks
 from app.jobs.quiet import quietly
@@ -39,9 +41,29 @@ _log = logging.getLogger(__name__)
 
 
 def migrate(database: Database) -> None:
-    """Create DBOS's tables in a database that is there, or bring them up to date; several processes may at once."""
+    """Create DBOS's tables in a database that is there, or bring them up to date; several processes may at once.
+
+    Raises `DatabaseTooNew` for those of a later DBOS, which DBOS itself would work on.
+    """
     with quietly("dbos"), database.errors():
+        found, known = _versions(database)
+        if found > known:
+            msg = (
+                f"The queue in the jobs' database is of DBOS's version {found}, and the DBOS that is installed knows "
+                f"version {known}. Install the later HeatLens again, or restore the backup from before the upgrade."
+            )
+            raise DatabaseTooNew(msg)
         DBOS.migrate(database.url)
+
+
+def _versions(database: Database) -> tuple[int, int]:
+    """Return the versions of DBOS's tables: of those that are there, and of those that DBOS knows.
+
+    It counts them, and has no public way to ask.
+    """
+    if database.is_sqlite:
+        return get_sqlite_migration_versions(database.engine)
+    return get_migration_versions(database.engine, "dbos", use_listen_notify=True)
 
 
 class ShardQueue:
@@ -121,6 +143,8 @@ class Engine:
         self._deliver = deliver
         self._queue = ShardQueue(database)
         self._workflows = _workflows(database)
+        self._connections: sa.Engine | None = None
+        """DBOS's own, where they are not its own to make."""
         self._running: set[str] = set()
         self._dead, self._dropped = _Overdue(), _Overdue()
         """Executors that seem to be dead, and own workflows that do not run."""
@@ -135,7 +159,10 @@ class Engine:
             raise
 
     def _launch(self) -> None:
-        DBOS(config=_config(self._database, self._executor))
+        config = _config(self._database, self._executor)
+        if self._database.is_sqlite:
+            self._connections = config["system_database_engine"] = _connections(self._database)
+        DBOS(config=config)
 
         @DBOS.workflow(name=_EXPLAIN, max_recovery_attempts=_RUNS - 1)
         def explain(job_id: str, shard: int) -> None:
@@ -158,6 +185,9 @@ class Engine:
 
     def _end(self, grace_s: float) -> None:
         DBOS.destroy(workflow_completion_timeout_sec=math.ceil(grace_s), destroy_registry=True)
+        if self._connections:
+            self._connections.dispose()
+            self._connections = None
 
     def rescue(self) -> None:
         """Queue again what dead workers left, and claims of our own whose answer was lost; call it every few seconds.
@@ -300,6 +330,17 @@ def _client(connection: Connection) -> DBOSClient:
     """One for a transaction: it connects to nothing itself, and so knows no forks and no threads."""
     with quietly("dbos"):
         return DBOSClient(system_database_engine=connection.engine, lazy=True)
+
+
+def _connections(database: Database) -> sa.Engine:
+    """Connections to the SQLite file as DBOS makes them, except that they follow a file that is replaced."""
+    engine = database.new_engine()
+
+    @sa.event.listens_for(engine, "connect")
+    def take_the_lock_first(connection: Any, _record: object) -> None:
+        connection.isolation_level = "IMMEDIATE"
+
+    return engine
 
 
 def _config(database: Database, executor: str) -> DBOSConfig:

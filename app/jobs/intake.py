@@ -1,7 +1,6 @@
 """A job's upload: a form of any size, read once, from which pictures go straight to the store. No Flask."""
 
 import errno
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +9,11 @@ from typing import IO, Any, BinaryIO, cast
 from app.config import Settings
 from app.errors import BadOption, BadRequestBody, JobTooLarge, OutOfSpace
 from app.jobs.archives import ArchiveLimits, members
-from app.jobs.drafts import Draft, require_room
+from app.jobs.drafts import Draft
 from app.jobs.multipart import Part, parts
 from app.jobs.names import MAX_CHARACTERS
 from app.jobs.options import REPEATABLE
+from app.jobs.room import require_room, room_in
 from app.schemas.checking import from_text
 
 SOURCE = "source"
@@ -41,16 +41,17 @@ class Form:
 def read_form(chunks: Iterable[bytes], boundary: str, draft: Draft, form: Form, settings: Settings) -> None:
     """Read a multipart body to its end: pictures go into the draft, all else into `form`.
 
-    Raises `BadRequestBody`, `JobTooLarge`, `TooManyItems`, `TooManyBytes`, `QuotaExceeded` and `OutOfSpace`.
+    Raises `BadRequestBody`, `JobTooLarge`, `TooManyItems`, `TooManyBytes`, `EmptyImage`, `QuotaExceeded` and
+    `OutOfSpace`.
     """
     purse = _FieldPurse(settings)
     for part in parts(_limited(chunks, settings.max_job_bytes), boundary):
         if part.filename is None:
             _read_field(part, form, purse)
         elif part.name == "image":
-            _read_image(part, form, draft)
+            _read_image(part, form, draft, purse)
         elif part.name == "archive":
-            _read_archive(part, form, settings)
+            _read_archive(part, form, settings, purse)
         else:
             msg = f"The form has a file {part.name[:100]!r}. {_WAYS}"
             raise BadRequestBody(msg, field="image", choices=list(_FILES))
@@ -110,7 +111,7 @@ def _limited(chunks: Iterable[bytes], limit: int) -> Iterator[bytes]:
 
 
 class _FieldPurse:
-    """What a form's fields may still take; they are kept in memory."""
+    """What a form may still have beside pictures: fields, which are kept in memory, and parts that are nothing."""
 
     def __init__(self, settings: Settings) -> None:
         self._fields, self._bytes = settings.max_form_fields, settings.max_form_bytes
@@ -122,7 +123,8 @@ class _FieldPurse:
         if self._fields < 0 or self._bytes < 0:
             msg = (
                 f"A form may have at most {self.limits['fields']} fields (HEATLENS_MAX_FORM_FIELDS) of together "
-                f"{self.limits['bytes']} bytes (HEATLENS_MAX_FORM_BYTES) beside the pictures, which have file names."
+                f"{self.limits['bytes']} bytes (HEATLENS_MAX_FORM_BYTES) beside the pictures, which have file names; "
+                "empty parts count as fields."
             )
             raise JobTooLarge(msg, limits=self.limits)
 
@@ -142,12 +144,13 @@ def _read_field(part: Part, form: Form, purse: _FieldPurse) -> None:
         raise BadRequestBody(msg, field=part.name[:100]) from error
 
 
-def _read_image(part: Part, form: Form, draft: Draft) -> None:
+def _read_image(part: Part, form: Form, draft: Draft, purse: _FieldPurse) -> None:
     name = part.filename or ""
     data = iter(part.data)
     first = next(data, b"")
-    if not name and not first:
-        return  # a form's file field in which nothing was chosen
+    if not name and not first:  # a form's file field in which nothing was chosen
+        purse.spend(fields=1)
+        return
     if form.archive is not None:
         raise BadRequestBody(f"The form has both pictures and an archive. {_WAYS}", field="archive")
     if len(name) > MAX_CHARACTERS:
@@ -163,11 +166,12 @@ def _again(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     yield from rest
 
 
-def _read_archive(part: Part, form: Form, settings: Settings) -> None:
+def _read_archive(part: Part, form: Form, settings: Settings, purse: _FieldPurse) -> None:
     """Put an archive aside: what is to be done with its pictures may come after it, and a zip is read from its end."""
     data = iter(part.data)
     first = next(data, b"")
     if not part.filename and not first:
+        purse.spend(fields=1)
         return
     if form.archive is not None or form.pictures:
         what = "both pictures and an archive" if form.pictures else "more than one archive"
@@ -178,7 +182,7 @@ def _read_archive(part: Part, form: Form, settings: Settings) -> None:
     for chunk in _again(first, data):
         unseen += len(chunk)
         if unseen >= _LOOK_BYTES:
-            require_room(shutil.disk_usage(settings.data_dir).free, settings)
+            require_room(room_in(settings.data_dir), settings)
             unseen = 0
         _write(form.archive, chunk)
 

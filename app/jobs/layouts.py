@@ -11,8 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
-from app.jobs.artifacts import result_key
+from app.jobs.artifacts import STORED, result_key
+from app.jobs.fields import field
 from app.jobs.local import Batch
+from app.jobs.names import portable
 from app.jobs.results import names_of
 from app.jobs.rows import ItemRow, JobRow
 
@@ -27,11 +29,14 @@ _LIKE_OURS = re.compile(r"\.(jpg|png|webp|npz|csv|parquet)$", re.IGNORECASE)
 _COLUMNS: dict[str, type] = {
     "name": str, "source": str, "sha256": str, "status": str, "target": int, "label": str, "confidence": float,
     "model": str, "method": str, "layers": str, "width": int, "height": int, "map_min": float, "map_max": float,
-    "map_mean": float, "no_positive_evidence": bool, "overlay": str, "map": str, "arrays": str, "error_code": str,
+    "map_mean": float, "no_positive_evidence": bool, "faithfulness": str, "margin": float, "stability_noise": float,
+    "stability_mirror": float, "overlay": str, "map": str, "arrays": str, "error_code": str,
     "error": str,
 }  # fmt: skip
 """The columns of the summary; a picture has a row for each of its targets, or one row if there are none."""
 _ROWS_AT_ONCE = 1000
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that a spreadsheet takes for a program."""
 
 Row = Mapping[str, Any]
 
@@ -48,10 +53,12 @@ def lay_out(batch: Batch, layout: Layout, summary: Summary) -> Iterator[JobRow]:
             yield job
             for item in batch.items(job):
                 placed = _place(batch, job, item, naming.base(item.name))
-                for row in _rows(batch, item, placed):
+                rows = list(_rows(batch, item, placed))
+                for place, row in enumerate(rows):
                     table.write(row)
                     if heatmaps is not None and row["map"]:
-                        heatmaps.write(json.dumps(_heatmap(batch, row)) + "\n")
+                        heatmap = {"field": _field(job, row, place, len(rows)), **_heatmap(batch, row)}
+                        heatmaps.write(json.dumps(heatmap) + "\n")
 
 
 class _Naming:
@@ -85,7 +92,7 @@ def _clean(part: str) -> str:
     """Return a part of a name as it may be a file's on any system, and none that is hidden or leads elsewhere."""
     composed = unicodedata.normalize("NFC", part)  # macOS makes no difference
     plain = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*]', "_", composed).strip(" .")
-    return plain.encode()[:_NAME_BYTES].decode(errors="ignore") or "_"
+    return portable(plain.encode()[:_NAME_BYTES].decode(errors="ignore"))
 
 
 def _place(batch: Batch, job: JobRow, item: ItemRow, base: str) -> dict[str, str]:
@@ -161,16 +168,28 @@ def _rows(batch: Batch, item: ItemRow, placed: Mapping[str, str]) -> Iterator[Ro
                 "map_max": map_["max"],
                 "map_mean": map_["mean"],
                 "no_positive_evidence": map_["no_positive_evidence"],
+                **_trust(explanation),
                 "overlay": placed.get(names.get("overlay", "")),
                 "map": placed.get(names.get("map", "")),
             }
         )
 
 
+def _trust(explanation: Row) -> dict[str, Any]:
+    """Return what was measured of a map, where that was asked for."""
+    faithfulness, stability = explanation.get("faithfulness") or {}, explanation.get("stability") or {}
+    return {
+        "faithfulness": faithfulness.get("verdict"),
+        "margin": faithfulness.get("margin"),
+        "stability_noise": stability.get("noise"),
+        "stability_mirror": stability.get("mirror"),
+    }
+
+
 def _where(batch: Batch, item: ItemRow) -> str:
     """Return where a picture is: a path on this machine, or a URL."""
-    if item.input.startswith("store:"):
-        return str(batch.settings.data_dir / "jobs" / item.input.removeprefix("store:"))
+    if item.input.startswith(STORED):
+        return str(batch.settings.data_dir / "jobs" / item.input.removeprefix(STORED))
     return item.input.removeprefix("file://")
 
 
@@ -184,6 +203,11 @@ def _heatmap(batch: Batch, row: Row) -> dict[str, Any]:
         "confidence": row["confidence"],
         "method": row["method"],
     }
+
+
+def _field(job: JobRow, row: Row, place: int, count: int) -> str:
+    targets = job.options.get("target", ["predicted"])
+    return field(row["method"], place, targets, count, (row["label"], row["target"]))
 
 
 @contextmanager
@@ -226,7 +250,12 @@ class _Csv:
         self._writer.writeheader()
 
     def write(self, row: Row) -> None:
-        self._writer.writerow(row)
+        self._writer.writerow({name: _plain_text(value) for name, value in row.items()})
+
+
+def _plain_text(value: object) -> object:
+    """Return what a cell is to hold: a text that a spreadsheet would compute has an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 class _Parquet:

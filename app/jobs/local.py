@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from app.config import PREFIX, Settings
 from app.errors import NoPictures, ServiceError
-from app.jobs.artifacts import Store, input_key
+from app.jobs.artifacts import STORED, Store, input_key
 from app.jobs.database import Database
 from app.jobs.engine import ShardQueue
 from app.jobs.ledger import Ledger
@@ -190,7 +190,7 @@ class Batch:
                 continue
             key, sha256 = input_key(job_id, next(numbers)), hashlib.sha256()
             size = self.store.write(key, _hashed(member.data, sha256))
-            yield NewItem(member.name, f"store:{key}", sha256.hexdigest(), size)
+            yield NewItem(member.name, f"{STORED}{key}", sha256.hexdigest(), size)
 
     @contextmanager
     def _workers(self) -> Iterator[list["subprocess.Popen[bytes]"]]:

@@ -14,12 +14,26 @@ _LITTER = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
 """What systems leave in folders, and beside them all that begins with a dot."""
 
 _NUMBERS = re.compile(r"([0-9]+)")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|clock\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)
+"""Names that are no files on Windows, whatever follows their first dot."""
 
 
 def shown(name: str) -> str:
-    """Return a name that every database, terminal and JSON parser takes: without control characters."""
-    return _CONTROL.sub("\ufffd", name)
+    """Return a name that databases, terminals and JSON parsers take, and that reads as it is written.
+
+    It has no control characters, and none that turn the text around, by which `gnp.exe` can look like `exe.png`.
+    """
+    return _UNSEEN.sub("\ufffd", name)
+
+
+def portable(part: str) -> str:
+    """Return a part of a path as a file may be called on any system, whose name is that of nothing else.
+
+    Of the colon, which begins a hidden stream on Windows, the ends that are left off there, and the names of devices.
+    """
+    plain = shown(part).replace(":", "_").rstrip(" .") or "_"
+    return f"_{plain}" if _DEVICES.match(plain) else plain
 
 
 def is_litter(path: str) -> bool:

@@ -11,7 +11,7 @@ from app.config import Settings
 from app.errors import BadWebhook, LimitExceeded
 from app.schemas import checking
 from app.schemas.checking import check
-from app.schemas.options import ExplainOptions, Format
+from app.schemas.options import Format, MapOptions
 from app.service import Service
 from explainers.errors import TargetOutOfRange
 from explainers.explain import check_layers
@@ -27,7 +27,7 @@ _OWN_COLUMNS = frozenset({"name", "webhook"})
 """What the ledger keeps beside the options."""
 
 
-class JobOptions(ExplainOptions):
+class JobOptions(MapOptions):
     """Options of `POST /v1/jobs`. A method's own parameters are given beside them, see `/v1/methods`."""
 
     format: Format | None = Field(

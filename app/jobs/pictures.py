@@ -8,13 +8,12 @@ from app.config import Settings
 from app.engine import DeviceLost, ShuttingDown
 from app.errors import DeviceUnavailable, OutOfSpace, SourceUnreadable
 from app.imaging.limits import Limits, check_bytes
-from app.jobs.artifacts import Store, result_key
+from app.jobs.artifacts import STORED, Store, result_key
 from app.jobs.explaining import Explain, Explained, Watching
 from app.jobs.options import Asked
 from app.jobs.rows import ItemRow, Outcome
 from app.known_errors import KNOWN_ERRORS
 
-_STORED = "store:"
 _log = logging.getLogger(__name__)
 
 
@@ -58,9 +57,9 @@ class Pictures:
         return Outcome(item.number, sha256, written, result=explained.result)
 
     def _read(self, job_id: str, where: str) -> bytes:
-        is_stored = where.startswith(_STORED)
+        is_stored = where.startswith(STORED)
         try:
-            picture = self._read_stored(job_id, where.removeprefix(_STORED)) if is_stored else self._read_source(where)
+            picture = self._read_stored(job_id, where.removeprefix(STORED)) if is_stored else self._read_source(where)
         except OSError as error:
             place = "the store" if is_stored else "its source"
             reason = error.strerror or type(error).__name__

@@ -26,10 +26,13 @@ class Reading:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def job(self, job_id: str) -> JobRow:
-        """Return a job; raises `UnknownJob`."""
+    def job(self, job_id: str, *, owner: str | None = None) -> JobRow:
+        """Return a job, if it is that owner's or no matter whose; raises `UnknownJob`."""
+        wanted = select(jobs).where(jobs.c.id == job_id, *_VISIBLE)
+        if owner is not None:
+            wanted = wanted.where(jobs.c.owner == owner)
         with self.database.read() as connection:
-            found = connection.execute(select(jobs).where(jobs.c.id == job_id, *_VISIBLE)).one_or_none()
+            found = connection.execute(wanted).one_or_none()
         if found is None:
             raise UnknownJob(f"There is no job {job_id[:100]!r}.")
         return job_row(found)
@@ -76,16 +79,19 @@ class Reading:
         *,
         after: int | None = None,
         limit: int,
+        start: int | None = None,
         status: ItemStatus | None = None,
         label: str | None = None,
         min_confidence: float | None = None,
         max_confidence: float | None = None,
     ) -> list[ItemRow]:
-        """Return pictures of a job by number, beginning behind `after`."""
+        """Return pictures of a job by number, beginning behind `after`, with those filters."""
         job = self.job(job_id)
         wanted: list[ColumnElement[bool]] = [items.c.job_id == job_id]
         if after is not None:
             wanted.append(items.c.number > after)
+        if start is not None:
+            wanted.append(items.c.number >= start)
         if status is not None:
             if (status == "cancelled") is not (job.status == "cancelled") and status in ("cancelled", "waiting"):
                 return []

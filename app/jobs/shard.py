@@ -26,6 +26,7 @@ from app.jobs.explaining import Explain
 from app.jobs.ledger import Ledger
 from app.jobs.options import from_json
 from app.jobs.pictures import Dropped, Pictures, StoreAway, limits_of
+from app.jobs.room import shortage
 from app.jobs.rows import ItemRow, Outcome, Shard
 
 Result = TypeVar("Result")
@@ -151,8 +152,7 @@ class _Run:
             raise Dropped
 
     def _has_room(self) -> bool:
-        free = self._runner.store.free_bytes()
-        return free is None or free >= self._runner.settings.min_free_bytes
+        return shortage(self._runner.store.room(), self._runner.settings) is None
 
     def _hand_out(self, pool: ThreadPoolExecutor) -> None:
         while self._left and self._flying < _BATCHES * self._batch and not (self._stops or self._obstacle):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from app.errors import ArchiveTooLarge, BadArchive, TooManyItems
-from app.imaging.errors import TooManyBytes
-from app.jobs.names import MAX_CHARACTERS, is_litter, shown
+from app.imaging.errors import EmptyImage, TooManyBytes
+from app.jobs.names import MAX_CHARACTERS, is_litter, portable, shown
 
 CHUNK_BYTES = 2**16
 _SMALL_BYTES = 8 * 2**20
@@ -103,7 +103,11 @@ def _is_tar(head: bytes) -> bool:
 
 
 def wanted(name: str) -> str | None:
-    """Return the name of an entry as an item's; None where it is left out. Raises `BadArchive`."""
+    """Return the name of an entry as an item's, `portable`; None where it is left out. Raises `BadArchive`.
+
+    What leads elsewhere is refused, since nobody packs it by accident. `12:30.png` or `aux.jpg` are honest names where
+    they were given, so they are changed, whatever they would mean where results are written.
+    """
     if len(name) > MAX_CHARACTERS:
         refuse(f"a name of {len(name)} characters; at most {MAX_CHARACTERS} are taken")
     if "\x00" in name or "\\" in name:
@@ -113,8 +117,8 @@ def wanted(name: str) -> str | None:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         refuse(f"the name {quoted(name)}, which leads out of it")
-    path = "/".join(parts)
-    return None if not path or is_litter(path) else shown(path)
+    path = "/".join(map(portable, parts))
+    return None if not path or is_litter(path) else path
 
 
 def quoted(name: str) -> str:
@@ -152,6 +156,11 @@ def too_large(name: str, limit: int) -> TooManyBytes:
     """Return the error of one picture among many that has too many bytes."""
     msg = f"The picture {quoted(name)} has more than {limit} bytes (HEATLENS_MAX_BODY_BYTES)."
     return TooManyBytes(msg, limit=limit, setting="HEATLENS_MAX_BODY_BYTES", name=shown(name)[:200])
+
+
+def empty(name: str) -> EmptyImage:
+    """Return the error of one picture among many that has no bytes."""
+    return EmptyImage(f"The picture {quoted(name)} is empty.", name=shown(name)[:200])
 
 
 def too_many(limit: int) -> TooManyItems:

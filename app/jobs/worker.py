@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app import logs
 from app.config import GUNICORN_TIMEOUT_S, SLOT, Settings, SettingsError, load_settings
 from app.engine import DeviceLost
-from app.errors import DeviceUnavailable, JobsUnavailable, OutOfSpace
+from app.errors import DatabaseTooNew, DeviceUnavailable, JobsUnavailable, OutOfSpace
 from app.jobs.artifacts import Store
 from app.jobs.database import Database
 from app.jobs.engine import Engine, ShardQueue
@@ -72,6 +72,9 @@ class Worker:
             self._begin()
         except _Stopping:
             return self._code
+        except DatabaseTooNew as error:
+            _log.critical("cannot start: %s", error)
+            return CANNOT_START
         threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
         while not self._stopping.wait(_TICK_S):
             self._tick()

@@ -1,5 +1,6 @@
 """The JSON answers."""
 
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +26,11 @@ class MethodRef(Answer):
     name: str
     parameters: dict[str, Any]
     class_specific: bool = Field(description="false: the map is the same for every target.")
+    fails_randomisation: bool = Field(
+        False,
+        description="Whether its maps stay much the same when the model's weights are made up, as is known of the "
+        "method, or was measured with this model: then they show the picture, not what was learnt.",
+    )
 
 
 class Seen(Answer):
@@ -86,19 +92,84 @@ class PictureAnswer(Answer):
     base64: str
 
 
+Trusted = Literal["better_than_controls", "better_than_random", "inconclusive", "no_better_than_random"]
+
+
+class Areas(Answer):
+    """One figure for the map and for each control; random: the map's own shape at other places, in the mean."""
+
+    map: float
+    random: float
+    centre: float
+    edge: float
+
+
+class Curves(Answer):
+    """The probability at each of the fractions, for the map and for each control."""
+
+    map: list[float]
+    random: list[float]
+    centre: list[float]
+    edge: list[float]
+
+
+class FaithfulnessInfo(Answer):
+    """How the probability of what was explained follows the map, beside controls on the same picture."""
+
+    verdict: Trusted = Field(
+        description="better_than_controls: the map finds what counts, better than its own shape laid elsewhere, the "
+        "centre and the edge; better_than_random: but not clearly better than the centre or the edge; inconclusive: "
+        "better than elsewhere, by no more than chance may do; no_better_than_random: do not read it."
+    )
+    words: str = Field(description="The same for people.")
+    insertion: Areas = Field(
+        description="Area under the probability when more and more of the picture is shown, hottest first; 0 to 1."
+    )
+    deletion: Areas = Field(
+        description="Area under the probability when more and more of it is taken away, hottest first; 0 to 1, low is "
+        "good."
+    )
+    margin: float = Field(description="Insertion minus deletion of the map, minus the same of its shape elsewhere.")
+    threshold: float = Field(description="The lead from which on the verdict calls one order better than another.")
+    fractions: list[float] = Field(description="The shares of the picture that are shown or taken away.")
+    insertion_curves: Curves
+    deletion_curves: Curves
+    substrates: list[str] = Field(description="What is seen where the picture is not; the figures are their mean.")
+    runs: int = Field(description="How many pictures went through the model for it.")
+
+
+class StabilityInfo(Answer):
+    """How much of the map's order of places stays; 1: all of it, 0: nothing, null: a map is the same everywhere."""
+
+    noise: float | None = Field(description="Rank correlation with the maps of slightly noisy copies of the picture.")
+    mirror: float | None = Field(description="Rank correlation with the map of the mirrored picture, mirrored back.")
+    words: str = Field(description="The same for people.")
+
+
 class MapFacts(Answer):
     """What is known of one map."""
 
     target: ClassScore
     versus: ClassScore | None
     map: MapInfo
+    faithfulness: FaithfulnessInfo | None = Field(None, description="null: not asked for, so not measured.")
+    stability: StabilityInfo | None = Field(None, description="null: not asked for, so not measured.")
+
+
+class ValuesAnswer(Answer):
+    """The raw signed map where it lies on the displayed picture, 0 where the model did not look."""
+
+    width: int = Field(description="Columns: of an answer whose longest side is 256 px, or less.")
+    height: int
+    scale: float = Field(description="The value that is drawn at full heat; 0: nothing speaks for the target.")
+    base64: str = Field(description="float32, little-endian, row by row.")
 
 
 class ExplanationAnswer(MapFacts):
     """One map."""
 
-    faithfulness: None = Field(None, description="Not measured.")
     picture: PictureAnswer
+    values: ValuesAnswer | None = Field(None, description="null: not asked for.")
 
 
 class Timings(Answer):
@@ -169,9 +240,19 @@ class ModelList(Answer):
     models: list[ModelSummary]
 
 
+class SanityInfo(Answer):
+    """What becomes of a method's maps when the model's weights are made up, from the scores downwards."""
+
+    verdict: Literal["passes", "fails", "undecided"]
+    words: str
+    pictures: int
+    measured_at: datetime
+
+
 class ModelDetail(ModelSummary):
     """Answer of `GET /v1/models/{model}`; what is known only after loading is null before."""
 
+    ready: bool = Field(description="Whether it answers at once; KServe's clients look here.")
     architecture: str
     head: str
     scores: str | None = Field(
@@ -182,6 +263,9 @@ class ModelDetail(ModelSummary):
     classes: int | None
     default_layer: str | None
     weights_sha256: str | None
+    sanity: dict[str, SanityInfo] = Field(
+        description="By method, what `heatlens diagnose randomisation` found; empty before loading."
+    )
 
 
 class LayerRow(Answer):

@@ -11,8 +11,10 @@ from app.known_errors import close_matches
 
 Options = TypeVar("Options", bound=BaseModel)
 
-REPEATABLE = frozenset({"target", "layer"})
+REPEATABLE = frozenset({"target", "layer", "label", "with_layer"})
 """Options that may be given several times."""
+_CLASSES = frozenset({"target", "versus", "label", "with_target", "with_versus"})
+"""Options that name classes."""
 
 _INDEX = re.compile(r"-?[0-9]{1,9}")
 _LIMITS = frozenset({"ge", "gt", "le", "lt", "min_length", "max_length"})
@@ -24,9 +26,9 @@ def from_text(name: str, value: str) -> str | int:
 
     A number that names a class is its index. In a query a plus means a space, but no method's name has a space.
     """
-    if name == "method":
+    if name in ("method", "with_method"):
         return value.replace(" ", "+")
-    return int(value) if name in ("target", "versus") and _INDEX.fullmatch(value) else value
+    return int(value) if name in _CLASSES and _INDEX.fullmatch(value) else value
 
 
 def check(
@@ -57,6 +59,8 @@ def bad_option(error: ValidationError) -> BadOption:
     first = error.errors(include_url=False)[0]
     field = str(first["loc"][0] if first["loc"] else first.get("ctx", {}).get("field", "body"))
     message = first["msg"][0].lower() + first["msg"][1:]
+    if field in _CLASSES and first["type"] == "int_type":  # of what may be either, pydantic tells of the first
+        message = "input should be the index of a class, or a label of 1 to 200 characters"
     facts: dict[str, Any] = {name: value for name, value in first.get("ctx", {}).items() if name in _LIMITS}
     if first["type"] == "literal_error":
         facts["choices"] = re.findall(r"'([^']*)'", first["ctx"]["expected"])

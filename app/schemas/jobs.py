@@ -45,6 +45,7 @@ class JobsQuery(BaseModel, extra="forbid"):
 class ItemsQuery(BaseModel, extra="forbid"):
     """Options of `GET /v1/jobs/{id}/items`."""
 
+    start: int | None = Field(None, ge=0, lt=2**31, description="Only pictures from this place in the job on, from 0.")
     status: ItemStatus | None = Field(None, description="Only pictures in this state.")
     label: str | None = Field(None, pattern=r"^[^\x00]{1,200}$", description="Only pictures explained for this label.")
     min_confidence: float | None = Field(

@@ -6,7 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints,
 from pydantic_core import PydanticCustomError
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-ClassName = StrictInt | Name
+MOST = 10**9
+"""No number that is counted with is larger. Longer ones would be echoed by who finds them too large, all digits."""
+ClassName = Annotated[StrictInt, Field(ge=-MOST, le=MOST)] | Name
 """A class index, a label, or for targets `predicted` and `top<n>`."""
 
 View = Literal["overlay", "heatmap", "side_by_side", "layer"]
@@ -23,8 +25,8 @@ class PredictOptions(BaseModel):
     top: int = Field(5, ge=1, le=1000, description="How many classes to list, most probable first.")
 
 
-class ExplainOptions(BaseModel):
-    """Options of `POST /v1/explain`. A method's own parameters are given beside them, see `/v1/methods`."""
+class QuestionOptions(BaseModel):
+    """What is asked of a picture."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,11 +46,18 @@ class ExplainOptions(BaseModel):
     )
     layer: list[Name] = Field(
         [],
-        max_length=8,
+        max_length=100,
         fail_fast=True,
         description="Target layer, see `/v1/models/{model}/layers`; absent: the model's default. Repeatable: methods "
         "that take several (`max_layers` in `/v1/methods`) fuse them into one map.",
     )
+
+
+class DrawingOptions(BaseModel):
+    """How a map is shown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     view: View = Field(
         "overlay",
         description="overlay: heat over the picture; heatmap: the heat alone; side_by_side: picture and overlay; "
@@ -58,7 +67,7 @@ class ExplainOptions(BaseModel):
     alpha: float = Field(0.7, ge=0, le=1, allow_inf_nan=False, description="Opacity of the heat where it is strongest.")
     legend: bool = Field(False, description="Whether to draw a legend below the picture.")
     max_side: int = Field(
-        1024, ge=16, description="Longest side of the answer, in pixels; pictures are never enlarged."
+        1024, ge=16, le=MOST, description="Longest side of the answer, in pixels; pictures are never enlarged."
     )
     format: Format | None = Field(
         None, description="Format of the answer; absent: decided by the `Accept` header, else JPEG."
@@ -70,3 +79,28 @@ class ExplainOptions(BaseModel):
             msg = "view=layer needs transparency, which JPEG has not; ask for png or webp"
             raise PydanticCustomError("format_without_transparency", msg, {"field": "format"})
         return self
+
+
+class MapOptions(DrawingOptions, QuestionOptions):
+    """What is asked of a picture, how its maps are shown, and what is measured of them."""
+
+    faithfulness: bool = Field(
+        False,
+        description="Whether to measure how the probability follows the map when parts are taken away, beside the same "
+        "shape elsewhere, the centre and the edge; about 90 runs of the model for one target, 70 for each further one.",
+    )
+    stability: bool = Field(
+        False,
+        description="Whether to measure how much the map changes under a little noise and when the picture is "
+        "mirrored; the method runs three times more.",
+    )
+
+
+class ExplainOptions(MapOptions):
+    """Options of `POST /v1/explain`. A method's own parameters are given beside them, see `/v1/methods`."""
+
+    values: bool = Field(
+        False,
+        description="Whether JSON answers hold the raw signed map too, laid over the picture, for clients that draw it "
+        "or read values from it.",
+    )

@@ -1,4 +1,4 @@
-"""`/`, `/docs`, `/docs/errors` and `/openapi.json`; no asset comes from another host."""
+"""`/`, `/batch`, `/models`, `/docs`, `/docs/errors` and `/openapi.json`; no asset comes from another host."""
 
 from pathlib import Path
 
@@ -25,6 +25,14 @@ def blueprint(app: OpenAPI) -> Blueprint:
     @pages.get("/")
     def index() -> str:
         return render_template("index.html")
+
+    @pages.get("/batch")
+    def batch() -> str:
+        return render_template("batch.html")
+
+    @pages.get("/models")
+    def models() -> str:
+        return render_template("models.html")
 
     @pages.get("/docs")
     def docs() -> Response:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
-from tests.app.visits import Visit
+from tests.app.visits import ANSWER_MS, Visit
 from tests.conftest import Server
 from tests.support import CHROMIUM, require
 
@@ -23,6 +23,7 @@ _FLAGS = [
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     require(CHROMIUM.exists(), "Debian's chromium (apt-get install chromium)")
+    expect.set_options(timeout=ANSWER_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
         yield browser

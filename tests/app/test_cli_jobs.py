@@ -215,12 +215,13 @@ def test_an_archive_laid_out_as_it_was(shell: Shell, photos: Path, tmp_path: Pat
 @pytest.mark.server
 def test_fiftyone_gets_maps_and_what_to_make_of_them(shell: Shell, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    targets = ["--target", "0", "--target", "1"]
+    targets = ["--target", "0", "--target", "1", "--artifact", "arrays"]  # and maps, without which there is nothing
     assert shell.run("batch", f"{photos}/**/*.png", "--out", out, "--layout", "fiftyone", *targets)[0] == 0
     rows = [json.loads(line) for line in (out / "heatmaps.ndjson").read_text().splitlines()]
     assert len(rows) == 3 * 2
     for row in rows:
-        assert set(row) == {"filepath", "map_path", "range", "label", "confidence", "method"}
+        assert set(row) == {"field", "filepath", "map_path", "range", "label", "confidence", "method"}
+        assert row["field"] == {"ant": "gradcam_ant_0", "bee": "gradcam_bee_1"}[row["label"]]
         assert Path(row["filepath"]).is_relative_to(photos)
         assert Path(row["map_path"]).parent == out / "maps"
         with Image.open(row["map_path"]) as map_, Image.open(row["filepath"]) as original:
@@ -228,36 +229,37 @@ def test_fiftyone_gets_maps_and_what_to_make_of_them(shell: Shell, photos: Path,
         assert (row["range"], row["method"]) == ([0, 255], "gradcam")
         assert 0 <= row["confidence"] <= 1
     assert {row["label"] for row in rows} == {"ant", "bee"}
-    check_recipe(tmp_path, {row["filepath"]: 2 for row in rows})
+    samples = recipe(tmp_path)
+    fields = {"filepath", "gradcam_ant_0", "gradcam_bee_1", "gradcam_raw_0", "gradcam_raw_1"}
+    assert {path: set(sample) for path, sample in samples.items()} == {row["filepath"]: fields for row in rows}
+    for row in rows:
+        index = {"ant": 0, "bee": 1}[row["label"]]
+        raw = samples[row["filepath"]][f"gradcam_raw_{index}"]
+        with np.load(row["map_path"].rsplit(".map", 1)[0] + ".npz") as arrays:
+            assert np.array_equal(raw["map"], arrays["maps"][index])  # they were asked for in this order
+        low, high = raw["range"]
+        assert -low == high > 0
+        assert np.abs(raw["map"]).max() <= high
+        assert samples[row["filepath"]][row["field"]]["map_path"] == row["map_path"]
 
 
-class Sample(dict[str, Any]):
-    """What the recipe uses of FiftyOne's `Sample`."""
-
-    @property
-    def field_names(self) -> list[str]:
-        return list(self)
-
-
-def check_recipe(folder: Path, expected: dict[str, int]) -> None:
-    """Run the recipe of docs/fiftyone.md with a double of FiftyOne, which is not installed here."""
+def recipe(folder: Path) -> dict[str, dict[str, Any]]:
+    """Run the blocks of docs/fiftyone.md with a double of FiftyOne, which is not installed here; return the samples."""
     text = (REPOSITORY / "docs" / "fiftyone.md").read_text()
-    (recipe,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    added: list[Sample] = []
-    dataset = SimpleNamespace(add_samples=added.extend)
+    program = "".join(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    added: list[dict[str, Any]] = []
+    dataset = SimpleNamespace(add_samples=lambda samples, dynamic: added.extend(samples))
     double = SimpleNamespace(
-        Sample=Sample,
-        Heatmap=lambda *, map_path, range, **attributes: (map_path, range, attributes),  # noqa: A006
+        Sample=dict,
+        Heatmap=dict,
         Dataset=lambda name: dataset,
         launch_app=lambda shown: SimpleNamespace(wait=lambda: None),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setitem(sys.modules, "fiftyone", double)
-        exec(recipe.replace('"heat/', '"out/'), {})  # noqa: S102
-    found = {sample["filepath"]: [name for name in sample if name != "filepath"] for sample in added}
-    assert {path: len(fields) for path, fields in found.items()} == expected
-    assert all(len(set(fields)) == len(fields) for fields in found.values())
+        exec(program.replace('["heat"]', '["out"]'), {})  # noqa: S102
+    return {sample["filepath"]: sample for sample in added}
 
 
 @pytest.fixture
@@ -384,7 +386,7 @@ def test_jobs_are_listed_and_shown(book: Book) -> None:
 
 def test_ids_are_whole_on_a_narrow_terminal(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = book.submit(["a.jpg"])
-    monkeypatch.setattr("app.console._out", Console(width=80))
+    monkeypatch.setattr("app.cli.console._out", Console(width=80))
     assert job_id in run("list")[1]
 
 
@@ -401,13 +403,13 @@ def test_jobs_are_cancelled_retried_and_deleted(book: Book) -> None:
 def test_a_job_is_watched_until_it_is_over_and_the_code_says_how_it_went(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.cli_jobs._POLL_S", 0.01)
+    monkeypatch.setattr("app.cli.jobs._POLL_S", 0.01)
     good, bad = book.submit(["a.jpg"]), book.submit(["a.jpg"])
     book.succeed(good, 0)
     code, out, _ = run("watch", good, "--json")
     assert (code, json.loads(out)["status"]) == (0, "succeeded")
     finishing = book.ledger.job
-    monkeypatch.setattr("app.cli_jobs.time.sleep", lambda _s: book.fail(bad, 0))
+    monkeypatch.setattr("app.cli.jobs.time.sleep", lambda _s: book.fail(bad, 0))
     assert finishing(bad).status == "queued"
     code, out, _ = run("watch", bad, "--json")
     assert (code, json.loads(out)["status"]) == (1, "failed")

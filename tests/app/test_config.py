@@ -152,12 +152,36 @@ def test_shards_are_not_too_many_for_one_transaction(monkeypatch: pytest.MonkeyP
         ("job_sources", "file:///data,zip::file:///data/a.zip"),
         ("webhook_secret", "secret"),
         ("webhook_secret", "whsec_c2hvcnQ="),
+        ("embed_secrets", "0123456789abcdef0123456789abcde"),
+        ("embed_secrets", "0123456789abcdef0123456789abcdef,short"),
+        ("embed_origins", "review.example.com"),
+        ("embed_origins", "https://review.example.com/"),
+        ("embed_origins", "https://a.example; script-src *"),
+        ("embed_origins", "*"),
+        ("embed_origins", "https://review.example.com:443"),
+        ("cors_origins", "http://localhost:80"),
+        ("cors_origins", "https://a.example,https://[::1]:0443"),
+        ("hosts", "https://heat.example.com"),
+        ("hosts", "heat.example.com:8000"),
+        ("hosts", "a.example,*"),
+        ("public_url", "https://heat.example.com/heat"),
+        ("image_retention_s", "inf"),
+        ("embed_retention_s", "1e12"),
+        ("label_studio_url", "labels.example.com"),
+        ("label_studio_url", "file:///etc"),
     ],
 )
-def test_what_jobs_cannot_use_stops_the_start(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_what_cannot_be_used_stops_the_start(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"HEATLENS_{name.upper()}", value)
     with pytest.raises(SettingsError, match=f"HEATLENS_{name.upper()}"):
         load_settings()
+
+
+def test_names_and_ports_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEATLENS_HOSTS", "heat.example.com, 10.0.0.1,[2001:db8::1]")
+    monkeypatch.setenv("HEATLENS_CORS_ORIGINS", "http://a.example:443,https://a.example:80,https://a.example:4430")
+    assert load_settings().hosts == ("heat.example.com", "10.0.0.1", "[2001:db8::1]")
+    assert len(load_settings().cors_origins) == 3
 
 
 def test_a_store_whose_library_is_missing_stops_the_start_and_says_what_to_install(
@@ -174,6 +198,7 @@ def test_a_store_whose_library_is_missing_stops_the_start_and_says_what_to_insta
     [
         ("DATABASE_URL", "mysql://me:hush/h@sh@host/name"),
         ("WEBHOOK_SECRET", "hush"),
+        ("EMBED_SECRETS", "0123456789abcdef0123456789abcdef,hush"),
         ("RATE_LIMIT_STORAGE", "x://:hush@y"),
     ],
 )

@@ -1,6 +1,9 @@
 """What the owner thread finds out about a model when it loads it."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -11,9 +14,10 @@ import pytest
 from app.config import Settings
 from app.engine import ShuttingDown
 from app.errors import DeviceUnavailable, ModelFailed
-from app.hosting import Host, Payload
+from app.hosting import Host
 from app.hosts import Hosts
 from app.metrics import Metrics
+from app.tasks import Explain, Payload
 from explainers import Explanation, Target
 from explainers.errors import LayerNotSpatial, UnknownLayer
 from models import ModelError, Registry
@@ -33,7 +37,7 @@ def explain(host: Host, layers: list[str]) -> Explanation:
     height, width = host.model.preprocess.input_size
     picture = np.random.default_rng(0).standard_normal((3, height, width)).astype(np.float32)
     payload = Payload(picture, (Target(),))
-    return host.explain(payload, method="gradcam", layers=layers, parameters={}, timeout_s=60).result()
+    return host.submit(Explain.by("gradcam", layers, {}), payload, timeout_s=60).result()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_a_network_that_takes_one_picture_at_a_time_is_loaded_and_explained(mode
     assert host.network.default_layer is not None
     assert explain(host, [host.network.default_layer]).attributions[0].raw.any()
     picture = np.random.default_rng(0).standard_normal((3, 32, 32)).astype(np.float32)
-    job = host.explain(Payload(picture, (Target(),)), method="rise", layers=[], parameters=RISE, timeout_s=60)
+    job = host.submit(Explain.by("rise", [], RISE), Payload(picture, (Target(),)), timeout_s=60)
     assert job.result().attributions[0].raw.any()
     hosts.close(grace_s=60)
 
@@ -83,16 +87,11 @@ def test_a_network_without_a_derivative_is_explained_by_what_needs_none(models_d
         == "its scores have no gradient with respect to the picture; its head may be all zero"
     )
     payload = Payload(np.random.default_rng(0).standard_normal((3, 32, 32)).astype(np.float32), (Target(),))
-    assert (
-        host.explain(payload, method="rise", layers=[], parameters=RISE, timeout_s=60)
-        .result()
-        .attributions[0]
-        .raw.any()
-    )
+    assert host.submit(Explain.by("rise", [], RISE), payload, timeout_s=60).result().attributions[0].raw.any()
     with pytest.raises(
         ModelFailed, match="Running model 'no_derivative' raised RuntimeError; the server's log says where"
     ):
-        host.explain(payload, method="saliency", layers=[], parameters={}, timeout_s=60).result()
+        host.submit(Explain.by("saliency", [], {}), payload, timeout_s=60).result()
     hosts.close(grace_s=60)
 
 
@@ -193,3 +192,24 @@ def test_gauges_know_nothing_of_models_that_never_came(models_dir: Path) -> None
     assert b"heatlens_loaded_models 0.0" in metrics.page()
     assert b'heatlens_loaded_model_bytes{model="slow_to_load"} 0.0' in metrics.page()
     hosts.close(grace_s=60)
+
+
+def test_an_operators_network_is_found_in_the_working_directory_by_whatever_process(
+    tmp_path: Path,
+) -> None:
+    """Workers for jobs are started with `-P`, which keeps that folder off the path."""
+    (tmp_path / "of_mine.py").write_text("from tests.zoo import Small\n")
+    (tmp_path / "explainers.py").write_text("raise SystemExit('this is not ours')\n")
+    numbers = "input_size = 32, mean = [0, 0, 0], std = [1, 1, 1]"
+    names = 'arch = "python:of_mine:Small"\nlabels = ["a", "b", "c", "d"]'
+    model(tmp_path, f"{names}\npreprocess = {{ {numbers} }}")
+    code = (
+        "from app.config import Settings\nfrom app.hosts import Hosts\nfrom models import Registry\n"
+        "from pathlib import Path\nhosts = Hosts(Registry(Path('.')), Settings(torch_threads=1))\n"
+        "print(hosts.ready('m').model.labels)\nhosts.close(grace_s=60)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    assert "'a', 'b', 'c', 'd'" in said.stdout

@@ -13,8 +13,9 @@ from app import devices
 from app.config import Settings
 from app.engine import DeviceLost, Job, NotReady, QueueFull
 from app.errors import ModelFailed, ModelTooLarge
-from app.hosting import Host, Payload
+from app.hosting import Host
 from app.hosts import Hosts
+from app.tasks import Explain, Payload
 from explainers import Explanation, Target
 from models import Registry
 from tests import zoo
@@ -44,7 +45,7 @@ BRIGHTEST = np.ones((3, 32, 32), np.float32)
 
 def ask(host: Host, inputs: NDArray[np.float32], target: int = 0, method: str = "gradcam") -> Job[Payload, Explanation]:
     layers = ["second"] if method == "gradcam" else []
-    return host.explain(Payload(inputs, (Target(target),)), method=method, layers=layers, parameters={}, timeout_s=60)
+    return host.submit(Explain.by(method, layers, {}), Payload(inputs, (Target(target),)), timeout_s=60)
 
 
 def gathered(host: Host, jobs: list[tuple[NDArray[np.float32], int]]) -> list[Job[Payload, Explanation]]:

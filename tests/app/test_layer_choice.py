@@ -15,8 +15,9 @@ from skimage.data import astronaut
 from torch import nn
 
 from app.config import Settings
-from app.hosting import Host, Payload
+from app.hosting import Host
 from app.metrics import Metrics
+from app.tasks import Explain, Payload
 from benchmarks._placing import PLACES, answers, found_again
 from explainers import Target
 from models import ModelSpec
@@ -47,7 +48,7 @@ def check(host: Host, grid: tuple[int, int]) -> None:
     layout = next(info.layout for info in host.network.layers if info.name == layer)
     assert layout is not None
     inputs = host.model.preprocess(astronaut())[0]
-    job = host.explain(Payload(inputs, (Target(),)), method="gradcam", layers=[layer], parameters={}, timeout_s=120)
+    job = host.submit(Explain.by("gradcam", [layer], {}), Payload(inputs, (Target(),)), timeout_s=120)
     raw = job.result().attributions[0].raw
     assert raw.shape == grid
     assert np.ptp(raw) > 1e-5 * np.abs(raw).max()

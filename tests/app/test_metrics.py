@@ -124,3 +124,36 @@ def _python(code: str, variables: dict[str, str]) -> bytes:
     return subprocess.run(
         [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, check=True
     ).stdout
+
+
+def test_files_that_are_foreign_or_half_written_take_nothing_from_the_rest(tmp_path: Path) -> None:
+    count = """
+from app.metrics import Metrics
+metrics = Metrics()
+metrics.problem("queue_full")
+metrics.entered("net")
+"""
+    read = f"""
+import sys
+from pathlib import Path
+from prometheus_client.mmap_dict import MmapedDict
+from app.metrics import Metrics
+folder = Path({str(tmp_path)!r})
+(folder / "counter_1.db").write_bytes(b"")  # as it is for a moment when it is made
+(folder / "histogram_2.db").write_bytes(bytes([255, 255, 0, 0]) + bytes(60))  # of which the rest is missing
+(folder / "gauge_livesum_3.db").write_bytes(bytes([32, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0]) + b"no json!" + bytes(99))
+(folder / "counter_4.db").mkdir()
+(folder / "notes.db").write_bytes(b"somebody else's")
+(folder / "gauge_all_5.db").write_bytes(b"somebody else's")
+sys.stdout.buffer.write(Metrics().page())
+"""
+    folder = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    run = [sys.executable, "-c"]
+    subprocess.run([*run, count], env=os.environ | folder, check=True)
+    found = subprocess.run([*run, read], env=os.environ | folder, check=True, capture_output=True)
+    numbers = values(found.stdout)
+    assert numbers["heatlens_problems_total code=queue_full"] == 1
+    assert numbers["heatlens_pending model=net"] == 1
+    for name in ("counter_1.db", "histogram_2.db", "gauge_livesum_3.db", "counter_4.db"):
+        assert name in found.stderr.decode()
+    assert "notes.db" not in found.stderr.decode()

@@ -32,7 +32,7 @@ def test_workers_count_together_and_a_killed_one_is_taken_out(
 
     sent = 0
     while not all(_own(tmp_path, "counter", pid).get(HEALTHZ) for pid in _workers(server)):
-        httpx.get(f"{server.url}/healthz")
+        httpx.get(f"{server.url}/healthz", timeout=60)
         sent += 1
         assert sent < 2000, "one worker got everything"
     assert _metrics(server)[HEALTHZ] == sent
@@ -54,7 +54,7 @@ def test_its_own_folder_is_removed_at_the_end(models_dir: Path, monkeypatch: pyt
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     server = start_server(workers="1", torch_threads="1", models_dir=str(models_dir), default_model="small")
     (worker,) = _workers(server)
-    (found,) = set(re.findall(r"\S+/heatlens-metrics-\w+(?=/)", Path(f"/proc/{worker}/maps").read_text()))
+    (found,) = set(re.findall(r"\S+/heatlens-metrics-[\w-]+(?=/)", Path(f"/proc/{worker}/maps").read_text()))
     folder = Path(found)
     assert (folder.stat().st_mode & 0o777, {file.suffix for file in folder.iterdir()}) == (0o700, {".db"})
     stop_server(server)

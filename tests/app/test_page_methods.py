@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Locator, Route, expect
 
-from tests.app.visits import ANSWER_MS, Visit, contrast
+from tests.app.visits import Visit, contrast
 from tests.support import PICTURES
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
@@ -27,7 +27,7 @@ class Methods:
             self.page.locator("#fine-tuning > summary").click()
 
     def choose(self, name: str) -> None:
-        self.page.locator("#method").select_option(name)
+        self.page.get_by_role("radio", name=name, exact=True).check()
 
     def parameter(self, name: str) -> Locator:
         return self.page.locator(f"#parameter-{name}")
@@ -36,14 +36,14 @@ class Methods:
         self.page.get_by_role("button", name="Explain again").click()
 
     def await_heat(self) -> None:
-        expect(self.run).to_be_hidden(timeout=ANSWER_MS)
+        expect(self.run).to_be_hidden()
         expect(self.visit.heat).to_be_visible()
 
     @property
     def last(self) -> dict[str, list[str]]:
         """The options of the last explanation that was asked for, but for how it is drawn."""
         options = self.visit.explained[-1]
-        return {name: value for name, value in options.items() if name not in ("format", "view", "alpha")}
+        return {name: value for name, value in options.items() if name not in ("format", "view", "alpha", "values")}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def five(visit: Visit) -> list[str]:
 def test_gradcam_is_chosen_and_the_rest_is_folded_away(visit: Visit) -> None:
     visit.sample()
     expect(visit.page.locator("#method-name")).to_have_text("gradcam")
-    expect(visit.page.locator("#method")).to_be_hidden()
+    expect(visit.page.locator("#methods")).to_be_hidden()
     expect(visit.page.locator("#care")).to_be_hidden()
     visit.assert_clean()
 
@@ -70,8 +70,8 @@ def test_gradcam_is_chosen_and_the_rest_is_folded_away(visit: Visit) -> None:
 def test_every_method_is_offered_in_its_family(methods: Methods) -> None:
     listed = methods.page.request.get(f"{methods.visit.url}/v1/methods").json()["methods"]
     families = {method["name"]: method["family"] for method in listed}
-    groups = methods.page.locator("#method optgroup").evaluate_all(
-        "groups => groups.map((group) => [...group.children].map((option) => option.value))"
+    groups = methods.page.locator("#methods fieldset").evaluate_all(
+        "groups => groups.map((group) => [...group.querySelectorAll('input')].map((radio) => radio.value))"
     )
     assert sorted(name for group in groups for name in group) == sorted(families)
     assert [len({families[name] for name in group}) for group in groups] == [1] * len(groups)
@@ -102,6 +102,7 @@ def test_a_method_that_fails_the_randomisation_check_says_so_under_the_picture(m
     expect(methods.care).to_contain_text("Take care: this method fails the randomisation check")
     assert contrast(methods.care) >= 4.5
     expect(methods.note).to_contain_text("count most for")
+    expect(methods.page.locator("#strong")).to_contain_text("counts most")  # as the words below have it
     methods.choose("gradcam")
     methods.await_heat()
     expect(methods.care).to_be_hidden()
@@ -143,6 +144,26 @@ def test_parameters_are_controls_within_their_bounds_and_only_changes_are_sent(m
     methods.visit.classes.nth(1).click()
     methods.await_heat()
     assert methods.last["target"] == five(methods.visit)[1:2]
+    methods.visit.assert_clean()
+
+
+def test_what_nobody_applied_is_asked_nowhere(methods: Methods) -> None:
+    methods.page.locator("#layers").select_option(["bn1"])
+    methods.page.locator("#share > summary").click()
+    snippet = methods.page.get_by_label("To copy")
+    methods.page.get_by_role("button", name="curl").click()
+    expect(snippet).to_have_value(re.compile("^curl"))
+    assert "layer" not in snippet.input_value()
+    field = methods.page.get_by_label("Another class")
+    field.fill("tiger shark")
+    field.press("Enter")
+    expect(methods.note).to_contain_text("tiger shark")
+    assert "layer" not in methods.last
+    methods.again()
+    expect(methods.page.locator("#facts")).to_contain_text("layer bn1")
+    assert methods.last["layer"] == ["bn1"]
+    methods.page.get_by_role("button", name="curl").click()
+    expect(snippet).to_have_value(re.compile("layer=bn1"))
     methods.visit.assert_clean()
 
 
@@ -231,7 +252,9 @@ def test_the_choice_is_readable_on_a_narrow_screen(methods: Methods, scheme: str
     methods.page.set_viewport_size({"width": 380, "height": 760})
     methods.choose("rise")
     for selector in (
-        "#method",
+        ".method-card strong",
+        ".cost",
+        ".weak",
         "#method-summary",
         ".traits dt",
         ".traits dd",

@@ -16,6 +16,7 @@ from werkzeug.test import TestResponse
 
 from app import create_app
 from app.config import Settings, SettingsError, load_settings
+from tests.app.api.guarded import guarded
 from tests.support import require
 
 SERVER = Path("/usr/bin/redis-server")
@@ -89,6 +90,20 @@ def test_each_client_has_a_limit_of_its_own() -> None:
     limited = client(rate_limit="1/minute")
     addresses = ["192.0.2.1", "192.0.2.2", "2001:db8::1"]
     assert [ask(limited, address=each).status_code for each in addresses * 2] == [NO_PICTURE] * 3 + [429] * 3
+
+
+def test_with_keys_it_is_the_key_that_is_counted_wherever_it_is_used(tmp_path: Path) -> None:
+    service = guarded(tmp_path, rate_limit="1/hour")
+    service.make("other", "explain")
+    for key in ("explain", "other"):
+        got = [ask(service.client(key), address=each).status_code for each in ("192.0.2.1", "192.0.2.2")]
+        assert got == [NO_PICTURE, 429]
+
+
+def test_who_is_refused_uses_up_nothing(tmp_path: Path) -> None:
+    service = guarded(tmp_path, rate_limit="1/hour")
+    assert [ask(service.client(key)).status_code for key in (None, None, "jobs", "jobs")] == [401, 401, 403, 403]
+    assert ask(service.client("explain")).status_code == NO_PICTURE
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/methods", "/", "/openapi.json"])

@@ -2,7 +2,10 @@
 
 import io
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -19,6 +22,9 @@ from app import gunicorn_conf
 from tests.conftest import Server, start_server, stop_server
 
 pytestmark = pytest.mark.server
+
+LOADING_S = 400
+"""Workers load beside others that are busy, and the machine may be so too."""
 
 
 class Load:
@@ -68,6 +74,12 @@ def workers(server: Server) -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
+def ended(server: Server) -> dict[str, float]:
+    """How many workers have ended, by how."""
+    page = httpx.get(f"{server.url}/metrics", timeout=60).text
+    return {how: float(n) for how, n in re.findall(r'heatlens_workers_ended_total\{how="(\w+)"\} (\S+)', page)}
+
+
 @pytest.fixture
 def grey() -> bytes:
     return (Path(__file__).parents[2] / "app" / "web" / "static" / "cat.jpg").read_bytes()
@@ -88,13 +100,24 @@ def test_a_rolling_restart_under_load_loses_nothing(models_dir: Path, grey: byte
         result_cache_bytes="0",
         log_level="warning",
     )
-    with Load(f"{server.url}/v1/explain", grey, clients=6) as load:
+    with Load(f"{server.url}/v1/explain", grey, clients=2) as load:
         load.after(10)
         old = workers(server)
         assert len(old) == 2
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: not old & workers(server) and len(workers(server)) == 2)
+        until(lambda: len(workers(server)) == 4)
+        new = workers(server) - old
+        for pid in new:
+            os.kill(pid, signal.SIGSTOP)  # as if their models took long to load
+        server.process.send_signal(signal.SIGHUP)
+        load.after(20)
+        assert workers(server) == old | new
+        for pid in new:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: not old & workers(server), LOADING_S)
         load.after(10)
+    until(lambda: not new & workers(server) and len(workers(server)) == 2, LOADING_S)  # the second was obeyed, too
+    until(lambda: ended(server) == {"asked": 4, "killed": 0, "failed": 0})
     stop_server(server)
     assert set(load.outcomes) == {"200"}, load.outcomes
 
@@ -113,7 +136,7 @@ def test_who_still_waits_when_the_grace_is_over_is_told_so(models_dir: Path, gre
     url = f"{server.url}/v1/explain?method=rise&samples=2500"  # of 20 ms each: 50 s
     client = threading.Thread(target=lambda: answers.append(httpx.post(url, content=grey, timeout=60)))
     client.start()
-    until(lambda: b'heatlens_pending{model="sleepy"} 1.0' in httpx.get(f"{server.url}/metrics").content)
+    until(lambda: b'heatlens_pending{model="sleepy"} 1.0' in httpx.get(f"{server.url}/metrics", timeout=60).content)
     began = time.monotonic()
     said = stop_server(server)
     client.join()
@@ -141,7 +164,7 @@ def test_a_worker_that_loses_its_device_answers_and_is_replaced(models_dir: Path
     until(lambda: len(workers(server)) == 1 and old not in workers(server))
     with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as again:
         assert again.post(url, content=grey, timeout=60).status_code == 200
-    assert httpx.get(f"{server.url}/readyz").status_code == 200
+    assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200
     assert "cpu is lost, the process has to be replaced" in stop_server(server)
 
 
@@ -154,6 +177,106 @@ def test_a_killed_worker_is_replaced_and_the_next_requests_are_answered(models_d
     until(lambda: len(workers(server)) == 1 and old not in workers(server))
     assert httpx.post(f"{server.url}/v1/explain", content=grey, timeout=60).status_code == 200
     stop_server(server)
+
+
+def test_one_of_two_workers_is_killed_under_load_and_only_those_it_had_in_hand_notice(
+    models_dir: Path, grey: bytes
+) -> None:
+    clients = 6
+    server = start_server(
+        models_dir=str(models_dir), default_model="sleepy", workers="2", torch_threads="1",
+        result_cache_bytes="0", log_level="warning",
+    )  # fmt: skip
+    with Load(f"{server.url}/v1/explain", grey, clients=clients) as load:
+        load.after(10)
+        dead, other = workers(server)
+        os.kill(dead, signal.SIGKILL)
+        load.after(20)  # by the other one, whatever the new one is doing
+        until(lambda: len(workers(server)) == 2 and dead not in workers(server))
+        loaded = b"heatlens_loaded_models 2.0"
+        until(lambda: loaded in httpx.get(f"{server.url}/metrics", timeout=60).content)
+        load.after(10)
+    assert other in workers(server)
+    cut_off = load.outcomes.total() - load.outcomes["200"]
+    assert cut_off <= clients
+    assert set(load.outcomes) <= {"200", "ReadError", "RemoteProtocolError"}, load.outcomes
+    metrics = httpx.get(f"{server.url}/metrics", timeout=60).content
+    assert b'heatlens_pending{model="sleepy"} 0.0' in metrics
+    assert b'heatlens_workers_ended_total{how="killed"} 1.0' in metrics
+    stop_server(server)
+
+
+def test_a_worker_that_cannot_be_replaced_does_not_end_the_others(
+    models_dir: Path, grey: bytes, tmp_path: Path
+) -> None:
+    for file in models_dir.glob("small.toml"):
+        (tmp_path / file.name).write_text(file.read_text())
+    server = start_server(
+        models_dir=str(tmp_path), default_model="small", workers="2", torch_threads="1", log_level="warning"
+    )
+    until(lambda: b"heatlens_loaded_models 2.0" in httpx.get(f"{server.url}/metrics", timeout=60).content)
+    (tmp_path / "small.toml").rename(tmp_path / "small.away")
+    dead, other = workers(server)
+    os.kill(dead, signal.SIGKILL)
+    until(lambda: len(workers(server)) == 2 and dead not in workers(server))
+    until(lambda: workers(server) == {other})  # the new one could not start
+    assert httpx.post(f"{server.url}/v1/explain", content=grey, timeout=60).status_code == 200
+    (tmp_path / "small.away").rename(tmp_path / "small.toml")
+    until(lambda: b"heatlens_loaded_models 2.0" in httpx.get(f"{server.url}/metrics", timeout=60).content)
+    assert server.process.poll() is None
+    assert "cannot start with these models" in stop_server(server)
+
+
+def test_tls_is_refused_since_it_would_go_around_what_slow_clients_meet() -> None:
+    certificate = str(Path(__file__))  # is not even read
+    command = [sys.executable, "-m", "gunicorn", "-c", "python:app.gunicorn_conf", "-b", "127.0.0.1:0"]
+    tls = ["--certfile", certificate, "--keyfile", certificate, "app.wsgi:application()"]
+    ended = subprocess.run([*command, *tls], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "does not speak TLS" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_second_sigterm_changes_nothing_even_in_the_middle_of_the_first() -> None:
+    code = """
+import signal, threading
+from types import SimpleNamespace as Some
+from app import gunicorn_conf
+
+class Ending(threading.Event):
+    def set(self):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+        with self._cond:  # as Event.set has it while it works
+            signal.raise_signal(signal.SIGTERM)
+        super().set()
+
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+extensions = {"heatlens": Some(close=lambda grace_s: None), "heatlens_streams": Some(ending=Ending())}
+gunicorn_conf._answer_before_the_grace_is_over(Some(wsgi=Some(extensions=extensions)))
+signal.raise_signal(signal.SIGTERM)
+signal.raise_signal(signal.SIGTERM)
+print(len(told), extensions["heatlens_streams"].ending.is_set())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "1 True\n", ended.stderr
+
+
+def test_the_metrics_of_dead_masters_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    old = time.time() - 3600
+    for name in ("heatlens-metrics-1-dead", "heatlens-metrics-1-alive", "heatlens-metrics-1-young", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "counter_1.db").write_bytes(b"")
+        if "young" not in name:
+            os.utime(tmp_path / name, (old, old))
+    (tmp_path / "heatlens-metrics-link").symlink_to(tmp_path / "other")
+    held = gunicorn_conf._lock(tmp_path / "heatlens-metrics-1-alive")
+    assert held is not None
+    gunicorn_conf._remove_what_dead_masters_left(tmp_path)
+    os.close(held)
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {"heatlens-metrics-1-alive", "heatlens-metrics-1-young", "other", "heatlens-metrics-link"}
+    assert (tmp_path / "other" / "counter_1.db").exists()
 
 
 def test_each_worker_takes_a_device_of_its_own_and_a_replacement_that_of_the_dead() -> None:

@@ -44,14 +44,20 @@ def test_requests_are_traced_and_name_their_log_lines(
 ) -> None:
     address, received = receiver
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
-    server = start_server(
-        workers="1", torch_threads="1", tracing="true", models_dir=str(models_dir), default_model="small"
-    )
+    options = {"workers": "1", "torch_threads": "1", "models_dir": str(models_dir), "default_model": "small"}
+    server = start_server(tracing="true", log_level="debug", **options)
     httpx.get(f"{server.url}/v1/models/small", headers={"X-Request-Id": "abc"})
-    stop_server(server)
+    for path in ("embed/hush", "embed/hush/image?hush", "v1/images/hush", "hush"):
+        assert httpx.get(f"{server.url}/{path}").status_code == 404
+    written = server.greeting + stop_server(server)
     resources = [resource for request in received for resource in request.resource_spans]
     spans = [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
-    (span,) = spans
+    span, *secret = sorted(spans, key=lambda span: span.start_time_unix_nano)
+    assert len(secret) == 4
+    assert not any("hush" in str(span) for span in spans)
+    assert "/embed/<token>/image" in str(secret[1])
+    assert "hush" not in written
+    assert written.count("route=/embed/<token>") == 2
     assert span.name == "GET /v1/models/<path:model>"
     attributes = {attribute.key: attribute.value for attribute in span.attributes}
     assert attributes["heatlens.request_id"].string_value == "abc"

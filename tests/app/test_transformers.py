@@ -10,8 +10,9 @@ from flask.testing import FlaskClient
 import explainers
 from app import create_app
 from app.config import Settings
-from app.hosting import Host, Payload
+from app.hosting import Host
 from app.hosts import Hosts
+from app.tasks import Explain, Payload
 from explainers import Target
 from explainers.errors import MethodNotApplicable
 from models import Registry
@@ -40,7 +41,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def raw(host: Host, method: str) -> np.ndarray:
     layers = [] if explainers.get(method).max_layers == 0 else [host.network.default_layer]
     picture = np.random.default_rng(0).standard_normal((3, 64, 64)).astype(np.float32)
-    job = host.explain(Payload(picture, (Target(),)), method=method, layers=layers, parameters={}, timeout_s=60)
+    job = host.submit(Explain.by(method, layers, {}), Payload(picture, (Target(),)), timeout_s=60)
     return job.result().attributions[0].raw
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Locator, Page, Request, expect
 
@@ -36,7 +37,7 @@ class Visit:
 
     @property
     def classes(self) -> Locator:
-        return self.page.get_by_role("list", name="Classes").get_by_role("button")
+        return self.page.get_by_role("list", name="Classes").locator(".class")
 
     @property
     def heat(self) -> Locator:
@@ -52,7 +53,7 @@ class Visit:
         self.page.locator("#file").set_input_files(path)
 
     def await_answer(self) -> None:
-        expect(self.page.locator("#app")).to_have_attribute("data-state", "done", timeout=ANSWER_MS)
+        expect(self.page.locator("#app")).to_have_attribute("data-state", "done")
         expect(self.heat).to_be_visible()
 
     def sample(self) -> None:
@@ -87,6 +88,13 @@ class Visit:
     def overflow_px(self) -> int:
         overflow: int = self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         return overflow
+
+    def assert_accessible(self) -> None:
+        """Nothing that axe calls serious or critical, of the page as it is now."""
+        found = Axe().run(self.page).response["violations"]
+        grave = [violation for violation in found if violation["impact"] in ("serious", "critical")]
+        told = [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in grave]
+        assert told == []
 
     def assert_clean(self, *, errors: int = 0) -> None:
         """Nothing from another host, nothing against the policy, and `errors` failed requests in the console."""

@@ -107,8 +107,8 @@ def test_a_hit_takes_no_place_in_the_queue_and_decodes_nothing(app: Flask, cat: 
         running = pool.submit(ask, app.test_client(), cat, "model=slow&target=1")
         assert zoo.slow_is_running.wait(10)
         with ExitStack() as stack:
-            while service._decoding.acquire(blocking=False):
-                stack.callback(service._decoding.release)
+            while service.viewer._decoding.acquire(blocking=False):
+                stack.callback(service.viewer._decoding.release)
             hit = ask(client, cat, "model=slow")
             not_modified = ask(client, cat, "model=slow", If_None_Match=tag(expected))
         assert not running.done()

@@ -107,7 +107,7 @@ def test_the_document_has_the_header_on_both_routes(limited: FlaskClient) -> Non
 
 
 def test_time_runs_while_other_pictures_are_decoded(limited: FlaskClient, cat: bytes) -> None:
-    decoders = limited.application.extensions["heatlens"]._decoding
+    decoders = limited.application.extensions["heatlens"].viewer._decoding
     held = 0
     while decoders.acquire(blocking=False):
         held += 1

@@ -304,3 +304,18 @@ def test_nan_from_the_model_is_an_error_of_that_picture_only(client: FlaskClient
         response = post(client, white, f"model=nan&format={format_}")
         assert (response.status_code, json.loads(response.data)["code"]) == (500, "non_finite_scores")
     assert post(client, cat, "model=nan").status_code == 200
+
+
+def test_values_are_the_placed_raw_map_at_a_small_size(client: FlaskClient, cat: bytes) -> None:
+    asked = "max_side=200&target=tabby"
+    answer = json.loads(client.put(f"/v1/explain?format=json&values=true&{asked}", data=cat).data)
+    values = answer["explanations"][0]["values"]
+    found = np.frombuffer(base64.b64decode(values["base64"]), "<f4").reshape(values["height"], values["width"])
+    # `npy` is the same map at the same size, by another way out
+    placed = np.load(io.BytesIO(client.put(f"/v1/explain?format=npy&{asked}", data=cat).data))
+    np.testing.assert_allclose(found, placed, rtol=1e-5, atol=1e-7)
+    # full heat is one of the raw map's positive values, of which Grad-CAM takes the largest
+    assert values["scale"] == pytest.approx(answer["explanations"][0]["map"]["max"])
+    large = json.loads(client.put("/v1/explain?format=json&values=true", data=cat).data)["explanations"][0]["values"]
+    assert max(large["width"], large["height"]) == 256
+    assert json.loads(client.put("/v1/explain?format=json", data=cat).data)["explanations"][0]["values"] is None

@@ -160,6 +160,10 @@ def test_items_are_filtered(book: Book, http: FlaskClient) -> None:
     assert numbers(get(http, items, min_confidence=0.2)) == [2, 3, 4]
     assert numbers(get(http, items, max_confidence=0.2)) == [0, 1, 2]
     assert numbers(get(http, items, label="bee", min_confidence=0.2)) == [4]
+    assert numbers(get(http, items, start=3, status="succeeded")) == [3, 4]
+    first = get(http, items, start=3, limit=2)
+    assert numbers(get(http, items, start=3, limit=2, cursor=first["next"])) == [5, 6]
+    assert refused(http, items, start=-1) == (422, "bad_option", "start")
     book.ledger.cancel(job_id)
     assert numbers(get(http, items, status="cancelled")) == [6, 7]
 

@@ -114,7 +114,7 @@ def test_what_a_black_pixel_is_depends_on_the_models_preprocessing(client: Flask
     service: Any = client.application.extensions["heatlens"]
     # (0 - mean) / std of each channel: mean and std are 0.5 in efficientnet_lite0, and 0 and 1 in the zoo
     for name, black in (("efficientnet_lite0", -1.0), ("small", 0.0)):
-        assert service.hosts.ready(name).network._subject.black == (black,) * 3
+        assert service.hosts.ready(name).network.subject.black == (black,) * 3
 
 
 def test_every_method_answers_for_a_small_network_or_says_why_not(

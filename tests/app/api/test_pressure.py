@@ -30,7 +30,7 @@ def pressed(models_dir: Path) -> Iterator[FlaskClient]:
         torch_threads=1,
         queue_size=2,
         model_memory_bytes=sum(sizes(models_dir, *names)) - 1,
-        request_timeout_s=5,
+        request_timeout_s=10,
         load_wait_s=60,
         result_cache_bytes=0,
     )

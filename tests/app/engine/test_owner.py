@@ -211,3 +211,44 @@ def test_times_are_read_off_the_owners_clock() -> None:
         later = owner.submit("k", 1, timeout_s=10)
         later.result()
         assert later.accepted == 103
+
+
+def test_work_is_overdue_when_all_for_whom_it_is_done_were_told_that_it_is_too_late() -> None:
+    gate, clock = Gate(), Clock()
+    with owning(lambda: gate, clock=clock) as owner:
+        assert owner.overdue_s == 0
+        job = owner.submit("key", 1, timeout_s=5)
+        gate.entered.acquire()
+        clock.now += 5
+        assert owner.overdue_s == 0
+        clock.now += 7
+        assert owner.overdue_s == 7
+        gate.may_go.release()
+        later = owner.submit("key", 2, timeout_s=5)
+        gate.entered.acquire()
+        assert owner.overdue_s == 0
+        gate.may_go.release()
+        assert (job.result(), later.result()) == (2, 4)
+
+
+@pytest.mark.parametrize("is_expected", [True, False])
+def test_why_nothing_could_be_prepared_is_said_in_one_line_and_at_length_only_where_nobody_expects_it(
+    is_expected: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = NotReady("It is not there.") if is_expected else LookupError("It is not there.")
+
+    def prepare() -> Run:
+        try:
+            int("two\nlines")
+        except ValueError as cause:
+            raise error from cause
+
+    with owning(prepare) as owner, pytest.raises(type(error)):
+        owner.wait_until_ready(timeout_s=10)
+    [record] = caplog.records
+    message = record.getMessage()
+    assert message.startswith("preparing m failed: ")
+    assert f"{type(error).__name__}: It is not there. <- ValueError: invalid literal" in message
+    assert f"({__file__}:" in message
+    assert "\n" not in message
+    assert (record.exc_info is None) == is_expected

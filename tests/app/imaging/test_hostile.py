@@ -3,12 +3,13 @@
 import struct
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, WebPImagePlugin
 
 from app.imaging import containers, errors
 from app.imaging.decode import Limits, Picture, decode
@@ -312,3 +313,79 @@ def test_every_error_has_its_own_code() -> None:
     codes = [kind.code for kind in kinds]
     assert len(set(codes)) == len(codes) == 8
     assert {kind.field for kind in kinds} == {"image", "format"}
+
+
+@pytest.mark.parametrize("kind", ["gif", "tiff", "mpo", "webp", "png"])
+def test_of_ten_thousand_frames_one_is_decoded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much is done as for one frame, counted at Pillow's decoders, and at WebP's own, called for each frame."""
+    decoders, frames = 0, 0
+    make, animation = Image._getdecoder, WebPImagePlugin._webp.WebPAnimDecoder
+
+    def counted(*args: Any) -> Any:
+        nonlocal decoders
+        decoders += 1
+        return make(*args)
+
+    class Counted:
+        def __init__(self, data: bytes) -> None:
+            self._decoder = animation(data)
+
+        def __getattr__(self, name: str) -> Any:
+            nonlocal frames
+            frames += name == "get_next"
+            return getattr(self._decoder, name)
+
+    monkeypatch.setattr(Image, "_getdecoder", counted)
+    monkeypatch.setattr(WebPImagePlugin._webp, "WebPAnimDecoder", Counted)
+    counts = []
+    for count in (1, 10_000):
+        decoders = frames = 0
+        assert decode(many_frames(kind, count), LIMITS).pixels.shape[:2] == (8, 8)
+        counts.append((decoders, frames))
+    assert counts[0] == counts[1]
+    assert counts[0][0] >= 1
+    assert counts[0][1] == (kind == "webp")
+
+
+def many_frames(kind: str, count: int) -> bytes:
+    """A file of 8 x 8 px and as many frames."""
+    if kind == "gif":
+        gif = files.gif_frame((8, 8), (0, 0, 8, 8), [(0, 0, 0)] * 4, 2)
+        at = gif.index(b",")
+        return gif[:at] + gif[at:-1] * count + b";"
+    if kind == "mpo":
+        jpeg = files.save(files.flat(9, 9, 9, (8, 8)), "JPEG")
+        return jpeg * count
+    if kind == "png":
+        frame = files.png_chunk(b"fcTL", bytes(26)) + files.png_chunk(b"fdAT", bytes(20))
+        still = files.png(8, 8, bytes(72), extra=files.png_chunk(b"acTL", struct.pack(">II", count, 0)))
+        return still[:-12] + frame * count + still[-12:]
+    if kind == "tiff":
+        return tiff_pages(count)
+    still = files.save(files.flat(9, 9, 9, (8, 8)), "WEBP", lossless=True)[12:]
+    frame = bytes(6) + (7).to_bytes(3, "little") * 2 + (40).to_bytes(3, "little") + b"\2" + still
+    chunk = b"ANMF" + struct.pack("<I", len(frame)) + frame
+    head = (
+        b"VP8X"
+        + struct.pack("<I", 10)
+        + b"\x02\0\0\0"
+        + (7).to_bytes(3, "little") * 2
+        + b"ANIM"
+        + struct.pack("<I", 6)
+        + bytes(6)
+    )
+    return b"RIFF" + struct.pack("<I", 4 + len(head) + count * len(chunk)) + b"WEBP" + head + chunk * count
+
+
+def tiff_pages(count: int) -> bytes:
+    """Directories one behind the other, all of the same strip."""
+    strip = 8
+    entries = {256: 8, 257: 8, 258: 8, 259: 1, 262: 1, 273: strip, 277: 1, 278: 8, 279: 64}
+    size = 2 + 12 * len(entries) + 4
+    first = strip + 64
+    pages = []
+    for number in range(count):
+        following = first + (number + 1) * size if number + 1 < count else 0
+        directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
+        pages.append(struct.pack("<H", len(entries)) + directory + struct.pack("<I", following))
+    return b"II*\0" + struct.pack("<I", first) + bytes(64) + b"".join(pages)

@@ -185,14 +185,15 @@ def broken() -> Iterator[bytes]:
 
 
 def test_a_folder_says_how_much_room_is_left(tmp_path: Path) -> None:
-    free = Store(Settings(data_dir=tmp_path / "new")).free_bytes()
-    assert free is not None
+    room = Store(Settings(data_dir=tmp_path / "new")).room()
+    assert room is not None
     stat = os.statvfs(tmp_path)
-    assert free == pytest.approx(stat.f_bavail * stat.f_frsize, rel=0.05)
+    assert room.bytes == pytest.approx(stat.f_bavail * stat.f_frsize, rel=0.05)
+    assert room.files == (pytest.approx(stat.f_favail, rel=0.05) if stat.f_files else None)
 
 
 def test_a_bucket_does_not_say_how_much_room_is_left(bucket: str) -> None:
-    assert Store(Settings(artifacts_url=bucket)).free_bytes() is None
+    assert Store(Settings(artifacts_url=bucket)).room() is None
 
 
 def test_a_full_disk_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

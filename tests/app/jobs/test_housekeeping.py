@@ -28,10 +28,23 @@ class House:
     ledger: Ledger
     store: Store
     now: float = 1000.0
+    wrong_s: float = 0.0
+    """By how much the time of day is wrong."""
 
     def keeper(self, **settings: object) -> Housekeeping:
         changed = self.settings.model_copy(update=settings)
-        return Housekeeping(self.ledger, self.store, changed, clock=lambda: self.now)
+        return Housekeeping(
+            self.ledger,
+            self.store,
+            changed,
+            clock=lambda: self.now,
+            time_of_day=lambda: time.time() + self.wrong_s,
+        )
+
+    def pass_hours(self, hours: float) -> None:
+        """For both clocks."""
+        self.now += 3600 * hours
+        self.wrong_s += 3600 * hours
 
     def receive(self, size_bytes: int = 10) -> str:
         """An upload that is not finished: one picture, which is there."""
@@ -205,3 +218,31 @@ def test_what_cannot_be_deleted_now_is_deleted_later_and_holds_up_nothing(
     house.now += SETTLES_S
     keeper.tick()
     assert house.rows() == set()
+
+
+def test_a_clock_that_jumps_ahead_is_believed_after_six_hours(house: House) -> None:
+    keeper = house.keeper()
+    finished = house.finish(house.submit())
+    unfinished = house.receive()
+    house.wrong_s = 365 * DAY_S
+    for hours in (0.0, 5.9):
+        house.pass_hours(hours)
+        keeper.tick()
+        assert house.visible() == {finished}
+        assert house.has_files(unfinished)
+    house.pass_hours(0.2)
+    keeper.tick()
+    assert house.visible() == set()
+    assert not house.has_files(unfinished)
+
+
+def test_a_clock_that_jumps_back_to_what_it_was_is_believed_at_once(house: House) -> None:
+    keeper = house.keeper()
+    old, young = house.finish(house.submit()), house.finish(house.submit())
+    house.age(old, days=31)
+    house.wrong_s = 365 * DAY_S
+    keeper.tick()
+    assert house.visible() == {old, young}
+    house.wrong_s = 0.0
+    keeper.tick()
+    assert house.visible() == {young}

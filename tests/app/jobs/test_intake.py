@@ -7,7 +7,7 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from app.errors import (
     ServiceError,
     TooManyItems,
 )
-from app.imaging.errors import TooManyBytes
+from app.imaging.errors import EmptyImage, TooManyBytes
 from app.jobs.artifacts import Store, input_key
 from app.jobs.database import Database
 from app.jobs.drafts import Draft
@@ -39,14 +39,16 @@ from app.jobs.intake import Form, options_of, read_form, together, unpack
 from app.jobs.ledger import Ledger
 from app.jobs.multipart import parts
 from app.jobs.options import Asked, JobOptions
+from app.jobs.room import Room
 from app.jobs.rows import JobRow, NewItem
 from app.jobs.tables import items, jobs
+from tests.app.disks import disk
 
 BOUNDARY = "----WebKitFormBoundaryA1"
 PICTURES = {
     "cat.jpg": b"\xff\xd8cat",
     "Hund Größe.png": bytes(range(256)) * 900,
-    "empty.gif": b"",
+    "one.gif": b"G",
     "a/b.jpg": b"--x\r\n",
 }
 
@@ -98,7 +100,7 @@ class Desk:
 
 
 def database_folder(database: Database) -> Path:
-    return Path(database._file).parent
+    return database._file.path.parent
 
 
 @pytest.fixture
@@ -255,7 +257,8 @@ def test_names_that_a_database_cannot_hold_are_replaced(desk: Desk) -> None:
     assert names[1] == "../../etc/passwd"  # only a name: where it lies is ours
 
 
-THIRTEEN = {f"{number}.jpg": b"" for number in range(13)}
+THIRTEEN = {f"{number}.jpg": b"x" for number in range(13)}
+EMPTY = {"cat.jpg": b"\xff\xd8cat", "void.jpg": b""}
 LARGE = {"large.jpg": bytes(300_001)}
 WRONG: dict[str, tuple[type[Exception], bytes]] = {
     "a file of another name": (BadRequestBody, form_of(part("picture", b"x", "a.jpg"))),
@@ -274,6 +277,8 @@ WRONG: dict[str, tuple[type[Exception], bytes]] = {
     "too many pictures in an archive": (TooManyItems, form_of(part("archive", a_zip(THIRTEEN), "a"))),
     "a large picture": (TooManyBytes, form_of(*images(PICTURES), *images(LARGE))),
     "a large picture in an archive": (TooManyBytes, form_of(part("archive", a_tar(LARGE), "a"))),
+    "an empty picture": (EmptyImage, form_of(*images(EMPTY))),
+    "an empty picture in an archive": (EmptyImage, form_of(part("archive", a_tar(EMPTY), "a"))),
     "a large body": (JobTooLarge, form_of(*images({f"{i}": bytes(300_000) for i in range(4)}))),
     **{f"broken: {name}": (BadRequestBody, body) for name, body in BROKEN.items() if name != "a preamble without end"},
 }  # fmt: skip
@@ -288,6 +293,30 @@ def test_what_is_refused_leaves_nothing_behind(small: Callable[..., Desk], what:
     assert desk.leftovers() == []
     if error in (TooManyItems, TooManyBytes, JobTooLarge):
         assert "HEATLENS_MAX_" in str(raised.value)
+    if error is EmptyImage:
+        assert "'void.jpg' is empty" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [part("image", b"", ""), part("archive", b"", ""), part("", b""), part("x", b"")],
+    ids=["image", "archive", "no name", "field"],
+)
+def test_parts_that_are_nothing_are_counted_too(small: Callable[..., Desk], nothing: bytes) -> None:
+    """Each costs time, and 60,000 of them are a small body: what follows the first that is too many is not read."""
+    desk, read = small(), 0
+    parts_at_once = 10
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal read
+        for _ in range(60_000 // parts_at_once):
+            read += parts_at_once
+            yield nothing * parts_at_once
+
+    with pytest.raises(JobTooLarge, match="HEATLENS_MAX_FORM_FIELDS"):
+        desk.take(chunks())
+    assert read <= desk.settings.max_form_fields + 2 * parts_at_once
+    assert desk.leftovers() == []
 
 
 def test_what_is_just_within_the_limits_is_taken(small: Callable[..., Desk]) -> None:
@@ -346,13 +375,31 @@ def test_a_disk_with_less_than_what_is_to_stay_free_takes_nothing(small: Callabl
     assert desk.leftovers() == []
 
 
+def test_a_disk_on_which_few_files_may_still_be_made_takes_nothing(tmp_path: Path) -> None:
+    """A real one, of 1 MiB and 40 files: it has bytes left when it has no files left."""
+    with disk(tmp_path / "disk", 2**20, files=40) as small_disk, artifacts_on(small_disk.folder, tmp_path) as desk:
+        with pytest.raises(OutOfSpace, match="HEATLENS_MIN_FREE_FILES") as refused:
+            desk.take(form_of(*images({f"{number}.jpg": b"x" for number in range(40)})))
+        assert refused.value.extra["limit"] == 10
+        assert [path for path in small_disk.folder.rglob("*") if path.is_file()] == []
+        assert desk.take(form_of(*images({f"{number}.jpg": b"x" for number in range(20)}))).total == 20
+
+
+@contextmanager
+def artifacts_on(folder: Path, tmp_path: Path) -> Iterator[Desk]:
+    database = Database(Settings(data_dir=tmp_path))
+    database.migrate()
+    yield Desk(database, artifacts_url=f"file://{folder}", min_free_bytes=0, min_free_files=10)
+    database.close()
+
+
 @pytest.mark.parametrize("body", [form_of(*images(PICTURES)), form_of(part("archive", a_zip(PICTURES), "a.zip"))])
 def test_room_that_ends_while_it_comes_ends_the_upload(
     small: Callable[..., Desk], body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = small()
-    looks = iter([2**40, 2**40, 2**40, 0])
-    monkeypatch.setattr(desk.store, "free_bytes", lambda: next(looks))
+    looks = iter([*[Room(2**40, None)] * 3, Room(0, None)])
+    monkeypatch.setattr(desk.store, "room", lambda: next(looks))
     with pytest.raises(OutOfSpace):
         desk.take(body)
     assert desk.leftovers() == []
@@ -428,7 +475,7 @@ def test_the_same_again_with_a_key_is_the_same_job_and_nothing_is_kept_twice(des
         (PICTURES, {"alpha": 0.5, "webhook": "https://example.org/"}),
         (dict(reversed(PICTURES.items())), {"alpha": 0.5}),
         ({**PICTURES, "cat.jpg": b"another"}, {"alpha": 0.5}),
-        ({**PICTURES, "more.jpg": b""}, {"alpha": 0.5}),
+        ({**PICTURES, "more.jpg": b"x"}, {"alpha": 0.5}),
     ],
 )
 def test_another_payload_with_the_key_is_a_conflict(

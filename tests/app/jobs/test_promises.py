@@ -63,7 +63,10 @@ def test_a_storm_of_kills_of_workers_and_of_postgres_loses_nothing_and_shows_not
 
 
 def storm(settings: Settings, *, seed: int, kills: list[str], postgres: Postgres | None = None) -> None:
-    """Kill at random times after random points of the progress, as far apart as a worker needs to do what it had."""
+    """Kill at random times after random points of the progress, as far apart as a worker needs to do what it had.
+
+    Until a worker was killed between the making of an artifact and its record, the kills are aimed there.
+    """
     chance = random.Random(seed)  # noqa: S311
     chance.shuffle(kills)
     points = [AT_ONCE * (1 + kill) + chance.randrange(AT_ONCE) for kill in range(len(kills))]
@@ -75,7 +78,8 @@ def storm(settings: Settings, *, seed: int, kills: list[str], postgres: Postgres
         for what, point in zip(kills, points, strict=True):
             crew.wait_for(job_id, point)
             time.sleep(chance.uniform(0, 2 * PICTURE_S))
-            if worker := strike(crew, what, chance, postgres):
+            aim_at = None if lost else job_id
+            if worker := strike(crew, what, chance, postgres, aim_at):
                 lost |= crew.unrecorded(job_id, worker)
                 killed.append(worker)
         crew.finish(job_id)
@@ -84,8 +88,8 @@ def storm(settings: Settings, *, seed: int, kills: list[str], postgres: Postgres
         assert lost, "no kill fell between the making of an artifact and its record"
 
 
-def strike(crew: Crew, what: str, chance: random.Random, postgres: Postgres | None) -> int | None:
-    """Kill something, and return which worker, if it is one."""
+def strike(crew: Crew, what: str, chance: random.Random, postgres: Postgres | None, aim_at: str | None) -> int | None:
+    """Kill something, and return which worker, if it is one: any, or one with something of a job not recorded yet."""
     if what == "database":
         assert postgres is not None
         postgres.kill()
@@ -97,8 +101,14 @@ def strike(crew: Crew, what: str, chance: random.Random, postgres: Postgres | No
         one.wait()
         crew.start()  # as whatever keeps the service does; its worker sees that it is alone, and goes
         return None
-    eventually(lambda: workers_of(crew))
-    worker = chance.choice(workers_of(crew))
+    able: list[int] = []
+
+    def some_are_able() -> bool:
+        able[:] = [one for one in workers_of(crew) if aim_at is None or crew.unrecorded(aim_at, one)]
+        return bool(able)
+
+    eventually(some_are_able)
+    worker = chance.choice(able)
     kill(worker)
     eventually(lambda: worker not in workers_of(crew))
     return worker
@@ -298,7 +308,7 @@ def test_one_command_explains_jobs_beside_requests_whatever_of_it_is_killed(file
         all_processes = [master, *children(master), *worker_of(master)]
         kill(master)
         server.process.wait()
-        eventually(lambda: not any(Path(f"/proc/{process_id}").exists() for process_id in all_processes), 30)
+        eventually(lambda: not any(Path(f"/proc/{process_id}").exists() for process_id in all_processes))
     finally:
         kill(master)
         server.process.communicate()

@@ -22,6 +22,7 @@ from app.jobs.engine import ShardQueue
 from app.jobs.explaining import Explained, ServiceExplain, Watching, worker_settings
 from app.jobs.ledger import Ledger
 from app.jobs.options import Asked
+from app.jobs.room import Room
 from app.jobs.rows import NewItem
 from app.jobs.shard import ShardRunner
 from app.service import Service
@@ -237,10 +238,10 @@ def test_a_cancelled_job_stops_at_once(bench: Bench, aside: ThreadPoolExecutor) 
     bench.explain.happens = dict.fromkeys(pictures[4:], lambda watch: watched(watch, job_in("running")))
     job_id = bench.submit(pictures)
     running = aside.submit(bench.runner.run, job_id, 0)
-    until(lambda: bench.ledger.job(job_id).done == 4)
+    until(lambda: len(bench.explain.calls) == 16)  # four, and the three batches behind them, begun when those are done
     bench.ledger.cancel(job_id)
     running.result(_PATIENCE_S)
-    assert len(bench.explain.calls) == 16  # four, and the three batches behind them
+    assert len(bench.explain.calls) == 16
     assert bench.statuses(job_id) == "s" * 4 + "c" * 46
 
 
@@ -373,7 +374,7 @@ def test_without_room_a_job_waits_says_so_and_goes_on(
     bench: Bench, aside: ThreadPoolExecutor, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = threading.Event()
-    write, free_bytes = bench.store.write, bench.store.free_bytes
+    write, room = bench.store.write, bench.store.room
 
     def no_room(key: str, data: bytes) -> int:
         if full.is_set():
@@ -385,7 +386,7 @@ def test_without_room_a_job_waits_says_so_and_goes_on(
         monkeypatch.setattr(bench.store, "write", no_room)
     else:
         bench.settings = bench.settings.model_copy(update={"min_free_bytes": 1})
-        monkeypatch.setattr(bench.store, "free_bytes", lambda: 0 if full.is_set() else free_bytes())
+        monkeypatch.setattr(bench.store, "room", lambda: Room(0, None) if full.is_set() else room())
     full.set()
     running = aside.submit(bench.runner.run, job_id, 0)
     until(lambda: bench.ledger.job(job_id).waiting_for == "disk_space")
