@@ -17,6 +17,7 @@ SECRETS = {
     "STORE_KEY": "k",
     "STORE_SECRET": "s",
     "WEBHOOK_SECRET": "whsec_" + "c2Vj" * 11,
+    "EMBED_SECRET": "e" * 44,
 }
 
 
@@ -37,6 +38,15 @@ def test_what_is_set_are_settings_that_can_be_had(name: str, monkeypatch: pytest
     assert settings.artifacts_url.startswith(f"s3://{COMPOSE['services']['store']['environment']['S3_BUCKET']}/")
     assert settings.webhook_secret.get_secret_value() == SECRETS["WEBHOOK_SECRET"]
     assert (settings.job_workers == 0) == (name == "web")
+    assert settings.embed_secrets  # that what one container signs is believed by another
+
+
+@pytest.mark.parametrize("name", ours())
+def test_our_containers_may_write_to_the_volume_and_to_tmp_alone(name: str) -> None:
+    service = ours()[name]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]  # noqa: S108
+    assert service["cap_drop"] == ["ALL"]
 
 
 def test_commands_exist() -> None:
