@@ -28,7 +28,8 @@ from PIL import Image
 
 from app import hosting
 from app.config import Settings
-from app.hosting import Host, Payload
+from app.hosting import Host
+from app.tasks import Explain, Payload
 from explainers import Target
 from models import ModelSpec, catalog
 from models.spec import RandomWeights
@@ -137,9 +138,7 @@ def _explained(host):
     row |= {"read as": layout.kind, "grid": "x".join(map(str, layout.grid))}
     with Image.open(PICTURE) as picture:
         inputs = host.model.preprocess(np.asarray(picture.convert("RGB")))[0]
-    job = host.explain(
-        Payload(inputs, (Target(),)), method="gradcam", layers=[host.default_layer], parameters={}, timeout_s=600
-    )
+    job = host.submit(Explain.by("gradcam", [host.default_layer], {}), Payload(inputs, (Target(),)), timeout_s=600)
     raw = job.result().attributions[0].raw
     told = answers(host.model, host.default_layer, layout.to_grid, torch.from_numpy(inputs))
     return row | {"in place": f"{found_again(told)} of {len(PLACES)}", "outcome": _outcome(raw, layout.grid, told)}
