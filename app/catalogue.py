@@ -77,7 +77,7 @@ class Catalogue:
         return host.owner.state if host else "not_loaded"
 
     def layers(self, name: str) -> LayerList:
-        """List the layers that ran in a forward pass of zeros' shape, in order of completion."""
+        """List the layers that ran in a forward pass of noise, in order of completion."""
         with self._hosts.using(name, timeout_s=self._settings.request_timeout_s) as host:
             return _layers(host)
 

@@ -38,6 +38,8 @@ _FAINT = 0.1
 """Differences smaller than this share of the maps' own scale are not drawn as if they were large."""
 _SEEN_PX = 1.5
 """By how much the parts of the picture that two models see may differ, so that their features can be compared."""
+_OF_MAPS = ("method", "target", "versus", "scale", "with_method", "with_target", "with_versus")
+"""Options that features have no use for."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,17 @@ class Comparisons:
         self,
         picture: bytes,
         options: CompareOptions,
+        parameters: Mapping[str, Any],
         *,
         timeout_s: float | None = None,
         watch: Watch | None = None,
     ) -> ComparedFeatures:
-        """Compare what a layer of each of two models answers to a picture (or two layers of one model)."""
+        """Compare what a layer of each of two models answers to a picture (or two layers of one model).
+
+        Options and `parameters` that say how to make a map are refused.
+        """
         service = self._service
+        _refuse_what_is_for_maps(options, parameters)
         service.check_side(options.max_side)
         names = options.model or service.settings.default_model, options.with_model or options.model
         names = names[0], names[1] or names[0]
@@ -131,9 +138,6 @@ class Comparisons:
                 raise BadOption(
                     f"{field}: features are compared of one layer; several were given.", field=field, limit=1
                 )
-        if names[0] == names[1] and layers[0] == layers[1]:
-            msg = "Both sides are the same; say with_model or with_layer."
-            raise BadOption(msg, field="with_layer")
         given = _given(options, {})
         clock = service.clock(timeout_s)
         with ExitStack() as stack:
@@ -143,6 +147,9 @@ class Comparisons:
                     other = stack.enter_context(service.hosts.using(names[1], timeout_s=clock.remaining_s))
             loaded_s = clock.lap()
             chosen = _chosen(one, layers[0], service), _chosen(other, layers[1], service, given)
+            if one is other and chosen[0] == chosen[1]:
+                msg = f"Both sides are layer {chosen[0]!r} of one model; say with_model or with_layer."
+                raise BadOption(msg, field="with_layer")
             views = [
                 service.viewer.view(picture, host.model.preprocess, clock, max_side=options.max_side)
                 for host in dict.fromkeys((one, other))
@@ -183,7 +190,7 @@ def _same(given: Set[str]) -> BadOption:
 def _chosen(host: Host, named: list[str], service: Service, given: Set[str] = frozenset()) -> str:
     """Return the layer of one side, if it is no larger than the operator allows."""
     with _named_as_given(given):
-        layer = named[0] if named else default_layer(host)
+        layer = host.network.listed(named[0]) if named else default_layer(host)
         check_feature_size(host, layer, 1, service.settings)
         return layer
 
@@ -193,6 +200,15 @@ def _require_one_class(options: CompareOptions) -> None:
     for field, names in (("target", options.target), ("with_target", others)):
         if any(most_classes(name) > 1 for name in names):
             raise BadOption(f"{field}: each side shows one class; several were asked for.", field=field, limit=1)
+
+
+def _refuse_what_is_for_maps(options: CompareOptions, parameters: Mapping[str, Any]) -> None:
+    if parameters:
+        name = min(parameters)
+        raise BadOption(f"{name} is a parameter of a method, and features are compared without one.", field=name)
+    for name in _OF_MAPS:
+        if name in options.model_fields_set:
+            raise BadOption(f"{name} is for maps; features are compared by model and layer alone.", field=name)
 
 
 def _given(options: CompareOptions, parameters: Mapping[str, Any]) -> Set[str]:

@@ -158,13 +158,14 @@ class Diagnostics:
             views = self._views(pictures, host, clock)
             inputs = _stacked(views)
             features = None
-            if options.layer is not None:
-                check_feature_size(host, options.layer, len(pictures), self.service.settings)
-                features = asked.run(TakeFeatures(options.layer), inputs)
+            layer = None if options.layer is None else host.network.listed(options.layer)
+            if layer is not None:
+                check_feature_size(host, layer, len(pictures), self.service.settings)
+                features = asked.run(TakeFeatures(layer), inputs)
             layers: Sequence[LayerActivation] = ()
-            if measured or options.layer is None:
-                layers = asked.run(MeasureActivations(options.layer), inputs)
-            return Activated(host.model, views, layers, options.layer, features, asked.timings())
+            if measured or layer is None:
+                layers = asked.run(MeasureActivations(layer), inputs)
+            return Activated(host.model, views, layers, layer, features, asked.timings())
 
     def sensitivity(
         self,
@@ -175,15 +176,11 @@ class Diagnostics:
         watch: Watch | None = None,
     ) -> Sensed:
         """Return which pixels move a unit of a layer."""
-        if (options.row is None) != (options.column is None):
-            field = "row" if options.row is None else "column"
-            msg = f"{field} is missing: a place has a row and a column; without both, all places are meant."
-            raise BadOption(msg, field=field)
         self.service.check_side(options.max_side)
         clock = self.service.clock(timeout_s)
         with self._using(options.model, clock) as host:
             asked = _Asked(host, clock, watch)
-            layer = options.layer or default_layer(host)
+            layer = host.network.listed(options.layer) if options.layer else default_layer(host)
             unit = Unit(options.channel, options.row, options.column)
             view = self.service.viewer.view(picture, host.model.preprocess, clock, max_side=options.max_side)
             found = asked.run(MeasureSensitivity(layer, unit, options.reduction), view.inputs)

@@ -14,6 +14,7 @@ from app.imaging.tiles import tiles
 from app.laying import Canvas, Laid, picture_answer
 from app.schemas import diagnostics as schemas
 from app.schemas.diagnostics import ActivationOptions, SensitivityOptions
+from app.tasks import Features
 
 _SENSITIVITY_PERCENTILE = 99.0
 """As that of the input gradients among the methods: single pixels stick out."""
@@ -68,25 +69,21 @@ def activation_chart(activated: Activated, format_: charts.ChartFormat) -> bytes
     return charts.activations_chart(activated.layers, format_)
 
 
-def feature_picture(activated: Activated, options: ActivationOptions, format_: str) -> bytes:
+def feature_picture(features: Features, options: ActivationOptions, format_: str) -> bytes:
     """Draw the first picture's feature maps of the named layer, as many as have room."""
-    features = activated.features
-    if features is None or features.grid is None:
-        msg = f"Layer {activated.layer!r} has no spatial axes to draw; ask for format json or npz."
+    if features.grid is None:
+        msg = f"Layer {options.layer!r} has no spatial axes to draw; ask for format json or npz."
         raise BadOption(msg, field="format", choices=["json", "npz"])
     grid = features.grid[0]
     if not np.isfinite(grid).all():
-        msg = f"Layer {activated.layer!r} answers NaN or infinity, which has no colour; ask for format json or npz."
+        msg = f"Layer {options.layer!r} answers NaN or infinity, which has no colour; ask for format json or npz."
         raise BadOption(msg, field="format", choices=["json", "npz"])
     pixels = tiles(grid, colormap=options.colormap, max_side_px=options.max_side, signed=bool(grid.min() < 0))
     return encode.encode(pixels, format_)
 
 
-def feature_arrays(activated: Activated) -> bytes:
+def feature_arrays(features: Features) -> bytes:
     """Return all that the named layer answered."""
-    features = activated.features
-    if features is None:
-        raise BadOption("format: npz holds the features of one layer; name it with layer.", field="layer")
     arrays: dict[str, NDArray[np.generic] | None] = {
         "features": features.values,
         "embeddings": features.embeddings,

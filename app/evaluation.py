@@ -90,7 +90,7 @@ class MethodSummary(Figures):
     inconclusive: Estimate = Field(description="Share of pictures on which it leads by no more than chance may do.")
     noise: Estimate | None
     mirror: Estimate | None
-    seconds: Estimate | None
+    seconds: Estimate
 
 
 class Evaluation(Answer):

@@ -79,6 +79,14 @@ class Network:
         """The quickest way to scores."""
         return self._quick or self.subject
 
+    def listed(self, layer: str) -> str:
+        """Return the name in `layers` of a layer that has several; of an unknown one what was given."""
+        try:
+            part = self.model.module.get_submodule(layer)
+        except AttributeError:
+            return layer
+        return next((name for name, each in self.model.module.named_modules() if each is part), layer)
+
     def layout_of(self, layer: str) -> ToGrid | None:
         """Return how a layer's output becomes a grid `(N, C, h, w)`; None where it has no spatial axes."""
         traced = self._by_name.get(layer)
@@ -119,7 +127,7 @@ class Network:
         def raw_map(method: str, layers: Sequence[str]) -> NDArray[np.float32]:
             return self._raw_map(self.subject, sample, method, layers)
 
-        named = self.model.spec.layer
+        named = None if self.model.spec.layer is None else self.listed(self.model.spec.layer)
         if self.model.flaw is not None:
             return Choice(named, None if named else "it answers NaN or infinity, so no layer can be tried out")
         if named is None:

@@ -276,6 +276,14 @@ class Randomise:
 
         each = 1 if not network.takes_batches else len(payload.inputs)
         parts = [slice(first, first + each) for first in range(0, len(payload.inputs), each)]
+        reached = (0, 0)
+
+        def step(done: int, total: int) -> None:
+            nonlocal reached
+            reached = done, total
+            work.on_step(done, total)
+
+        inside = work.within(lambda: work.on_step(*reached))
 
         def maps() -> list[Raw | None]:
             answers = [
@@ -287,13 +295,13 @@ class Randomise:
                     method=self.explain.method,
                     layers=self.explain.layers,
                     parameters=dict(self.explain.parameters),
-                    work=Work(chunk=work.chunk),
+                    work=inside,
                     quick=False,
                 )
             ]
             return [None if isinstance(answer, ExplainError) else answer.attributions[0].raw for answer in answers]
 
-        return [randomisation(network.model.module, order, maps, seed=self.seed, on_step=work.on_step)]
+        return [randomisation(network.model.module, order, maps, seed=self.seed, on_step=step)]
 
 
 def _grid(network: Network, layer: str, values: Tensor, pictures: int) -> Tensor | None:

@@ -12,8 +12,9 @@ from app.config import Settings
 from app.engine import Job, Watch
 from app.hosting import Host
 from app.schemas.options import MapOptions
-from app.tasks import Explain, MeasureFaithfulness, Payload
+from app.tasks import Explain, MeasureFaithfulness, Payload, Raw
 from explainers import Attribution, Explanation, Target, Work
+from explainers.errors import ExplainError
 from explainers.faithfulness import Faithfulness, evaluations
 from explainers.stability import Stability, changed, stability
 
@@ -72,10 +73,18 @@ def _stability(
             host.submit(task, Payload(copy, targets), timeout_s=clock.remaining_s, limit=clock.limit)
             for copy in changed(inputs)
         )
-        answers: list[Explanation] = [job.result(watch) for job in jobs]
+        maps = [_maps(job, len(targets), watch) for job in jobs]
     except BaseException:
         for job in jobs:
             job.abandon()
         raise
-    maps = [[each.raw for each in answer.attributions] for answer in answers]
     return stability([each.raw for each in attributions], maps)
+
+
+def _maps(job: Job[Payload, Any], targets: int, watch: Watch | None) -> Sequence[Raw | None]:
+    """Return a copy's maps; there are none where it has no explanation, which the picture itself has."""
+    try:
+        answer: Explanation = job.result(watch)
+    except ExplainError:
+        return [None] * targets
+    return [each.raw for each in answer.attributions]

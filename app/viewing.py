@@ -22,7 +22,7 @@ half a grey level on average, and never shorter than this, which nearly fills an
 _ENLARGED = 16 / 15
 """By how much a reduced decode may be enlarged for the answer: 960 to 1024 pixels."""
 _DECODERS = 4
-"""Pictures decoded at once: a large one takes hundreds of megabytes."""
+"""Pictures decoded at once: one of 100 million pixels takes up to 1.2 gigabytes."""
 
 
 @dataclass(frozen=True)

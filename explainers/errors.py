@@ -4,9 +4,14 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
+_LONGEST = 200
+"""No name is longer, and comparing takes memory and time by the length."""
+
 
 def close_matches(name: str, choices: Iterable[str]) -> list[str]:
     """Return up to three of `choices` that look like `name`, best first, whatever the case."""
+    if len(name) > _LONGEST:
+        return []
     by_lower = {choice.lower(): choice for choice in choices}
     return [by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
 

@@ -30,8 +30,7 @@ def fullgrad(batch: Batch, _parameters: Parameters) -> Maps:
 
     with a bias at each place of a channel, as in the authors' code. Biases are those of two-dimensional
     convolutions and, with the running statistics folded in, of batch normalisations: beta - gamma * mean / std.
-
-    and its least value taken off, as the authors draw it.
+    In the end the map's least value is taken off, as the authors draw it.
 
     Deviations: upsampling is between the cells' centres; a share that is the same everywhere is 0. Not negative,
     so evidence against the class is not told from evidence for it. Returns `(N, H, W)`, without unit.

@@ -131,14 +131,10 @@ class Capture:
         return begun
 
     def _on_forward(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            kind = f"a tensor of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
-            msg = f"Layer {self.layer!r} returns {kind}, not one floating-point tensor; choose a layer inside it."
-            raise LayerOutputNotTensor(msg)
         self._calls += 1
         self._has_graph = torch.is_grad_enabled()
         self._input_has_gradient = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
-        self._output = self._tape.cut(output)
+        self._output = self._tape.cut(tensor_of(self.layer, output))
         self._handed_on = self._output.clone()
         return self._handed_on
 
@@ -164,11 +160,7 @@ class Capture:
 
     def _taken(self) -> Tensor:
         if self._output is None:
-            msg = (
-                f"Layer {self.layer!r} was not executed in the forward pass, or only inside a compiled or traced part, "
-                "where hooks do not fire; choose a layer that the model runs."
-            )
-            raise LayerNeverRan(msg)
+            raise never_ran(self.layer)
         return self._output
 
 
@@ -341,6 +333,23 @@ def find_layer(module: nn.Module, layer: str) -> nn.Module:
     hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
     msg = f"The model has no layer {layer!r}.{hint}"
     raise UnknownLayer(msg, close_matches=close)
+
+
+def tensor_of(layer: str, output: object) -> Tensor:
+    """Return what a layer answered, or raise `LayerOutputNotTensor`."""
+    if isinstance(output, Tensor) and output.is_floating_point():
+        return output
+    kind = f"a tensor of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
+    msg = f"Layer {layer!r} returns {kind}, not one floating-point tensor; choose a layer inside it."
+    raise LayerOutputNotTensor(msg)
+
+
+def never_ran(layer: str) -> LayerNeverRan:
+    """Return the error of a layer that no hook heard of."""
+    return LayerNeverRan(
+        f"Layer {layer!r} was not executed in the forward pass, or only inside a compiled or traced part, "
+        "where hooks do not fire; choose a layer that the model runs."
+    )
 
 
 def _silence_the_expected_warning() -> None:

@@ -16,6 +16,7 @@ from explainers.diagnostics.comparison import rank_correlation
 from explainers.errors import ExplainError
 from explainers.hooks import find_layer
 from explainers.perturb import generator
+from explainers.work import unheard
 
 Verdict = Literal["passes", "fails", "undecided"]
 Raw = NDArray[np.float32]
@@ -29,10 +30,8 @@ _ALIKE = 0.9
 """Where maps of different pictures agree by more, they are about one map, whatever the picture."""
 _T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 """The 95th percentiles of Student's t with 1 to 9 degrees of freedom."""
-
-
-def _unheard(_done: int, _total: int) -> None:
-    pass
+_STAGES = 8
+"""At most."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,8 @@ def randomisation(
     order: Sequence[str],
     explain: Explain,
     *,
-    stages: int = 8,
     seed: int = 0,
-    on_step: Callable[[int, int], None] = _unheard,
+    on_step: Callable[[int, int], None] = unheard,
 ) -> Randomisation:
     """Randomise a model's layers in a cascade, and compare what a method shows with what it showed before.
 
@@ -77,9 +75,9 @@ def randomisation(
     they run; a layer has the parameters inside it that belong to no other named one. The last one, the classifier as a
     rule, is the first stage alone; the others are shared out evenly, and parameters of none of them (tokens, positions)
     are made up in the last stage. `explain` has to see `module` itself and no copy,
-    and to explain the classes that were explained at first. `on_step(done, total)` is called before each stage;
-    whatever it raises ends the work. Parameters and buffers are put back bit by bit, whatever happens; meanwhile
-    nobody else may use the model.
+    and to explain the classes that were explained at first. `on_step(done, total)` tells how many stages are done,
+    at first none; whatever it raises ends the work. Parameters and buffers are put back bit by bit, whatever happens;
+    meanwhile nobody else may use the model.
 
     The new values are normal with the mean and standard deviation of each parameter. Signals then keep about their
     size, which initial values would not see to: a BatchNorm in eval mode divides by the statistics that belong to the
@@ -95,18 +93,18 @@ def randomisation(
 
     Raises `UnknownLayer`, and `ExplainError` where there is no parameter, or no true map to compare with.
     """
-    parts = _parts(module, order, stages)
+    parts = _parts(module, order)
     with _put_back(module) as saved:
+        on_step(0, len(parts))
         true = list(explain())
         if all(map_ is None or _flat(map_) for map_ in true):
             msg = "No picture has a map that is not the same everywhere, so there is nothing to compare."
             raise ExplainError(msg)
         similar: list[list[float]] = []
         for stage in range(len(parts)):
-            on_step(stage, len(parts))
             _randomise(parts[: stage + 1], saved, seed, stage)
             similar.append(_similarities(zip(true, explain(), strict=True)))
-        on_step(len(parts), len(parts))
+            on_step(stage + 1, len(parts))
     found = tuple(Stage(part.layers, _mean(values)) for part, values in zip(parts, similar, strict=True))
     chance = _mean(_similarities(combinations(true, 2)))
     verdict, words = _judged(found, similar, chance)
@@ -121,14 +119,14 @@ class _Part:
     parameters: tuple[Tensor, ...]
 
 
-def _parts(module: nn.Module, order: Sequence[str], stages: int) -> list[_Part]:
+def _parts(module: nn.Module, order: Sequence[str]) -> list[_Part]:
     """Return the stages, nearest to the score first; each parameter in one of them."""
     parameters, others = _by_layer(module, order)
     layers = [name for name, own in parameters.items() if own]
     if not layers:
         msg = "None of the layers has parameters, so there is nothing to randomise."
         raise ExplainError(msg, field="model")
-    rest = np.array_split(np.arange(1, len(layers)), max(stages - 1, 1))
+    rest = np.array_split(np.arange(1, len(layers)), _STAGES - 1)
     shares = [layers[:1], *([layers[k] for k in share] for share in rest if len(share))]
     parts = [_Part(tuple(share), tuple(p for name in share for p in parameters[name])) for share in shares]
     return [*parts[:-1], _Part(parts[-1].layers, (*parts[-1].parameters, *others))]

@@ -10,8 +10,8 @@ from explainers.errors import TooManySamples
 T = TypeVar("T")
 
 
-def _unheard(_done: int, _total: int) -> None:
-    pass
+def unheard(_done: int, _total: int) -> None:
+    """Tell nobody how far the work is."""
 
 
 class Work:
@@ -28,12 +28,21 @@ class Work:
         chunk: int = 8,
         limit: int = 100_000,
         limit_name: str = "the limit",
-        on_step: Callable[[int, int], None] = _unheard,
+        on_step: Callable[[int, int], None] = unheard,
     ) -> None:
         self.chunk = chunk
         self._limit = limit
         self._limit_name = limit_name
         self.on_step = on_step
+
+    def within(self, on_step: Callable[[], None]) -> "Work":
+        """Return the means of a part with steps of its own: between its passes, `on_step()` is called."""
+        return Work(
+            chunk=self.chunk,
+            limit=self._limit,
+            limit_name=self._limit_name,
+            on_step=lambda _done, _total: on_step(),
+        )
 
     def allow(self, count: int, *, field: str, because: str) -> None:
         """Raise `TooManySamples` where `count` changed pictures for one picture are too many."""

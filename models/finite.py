@@ -58,11 +58,16 @@ def _keeps(graph_module: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _is_library(part: nn.Module) -> bool:
-    """Whether it is a module of the libraries, without hooks, and so are all inside."""
-    return all(
-        type(inner).__module__.startswith(_LIBRARIES)
-        and "forward" not in vars(inner)
-        and not inner._forward_hooks  # noqa: SLF001 - nothing public tells
-        and not inner._forward_pre_hooks  # noqa: SLF001
-        for inner in part.modules()
-    )
+    """Whether it is a module of the libraries that does what its class says, and so are all inside."""
+    return all(type(inner).__module__.startswith(_LIBRARIES) and not is_changed(inner) for inner in part.modules())
+
+
+def is_changed(part: nn.Module) -> bool:
+    """Whether somebody gave this one module hooks or a `forward` of its own."""
+    return has_hooks(part) or "forward" in vars(part)
+
+
+def has_hooks(part: nn.Module) -> bool:
+    """Whether a module has hooks of its own, of any kind."""
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # nothing public tells
+    return any(getattr(part, kind) for kind in kinds)

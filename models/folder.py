@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from models.errors import InvalidModelFile, close_matches, did_you_mean
 from models.preprocess import Preprocess
 from models.spec import (
+    LONGEST_LABEL,
     NAME_PATTERN,
     Arch,
     Dtype,
@@ -32,6 +33,8 @@ from models.spec import (
 
 WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt")
 _RANDOM = "random"
+_ENCODING = "utf-8-sig"
+"""UTF-8, whether or not an editor has put its mark in front."""
 
 
 class _ModelFile(BaseModel):
@@ -77,7 +80,7 @@ def read_folder(folder: Path) -> dict[str, ModelSpec]:
 def read_file(path: Path) -> ModelSpec:
     """Return the specification in one TOML file; raises `InvalidModelFile`."""
     try:
-        keys = tomllib.loads(path.read_text(encoding="utf-8"))
+        keys = tomllib.loads(path.read_text(encoding=_ENCODING))
     except (OSError, ValueError) as error:
         reason = "is not readable" if isinstance(error, OSError) else f"is not valid TOML: {error}"
         msg = f"Model file {path.name!r} {reason}."
@@ -141,20 +144,34 @@ def _weights(path: Path, file: _ModelFile) -> FileWeights | RandomWeights:
 
 
 def _labels(path: Path, labels: tuple[str, ...] | str | None) -> tuple[str, ...] | None:
-    if not isinstance(labels, str):
-        return labels
+    if labels is None:
+        return None
+    if not labels:
+        _refuse(path, "labels", "there is none; leave the key out for class 0, class 1 and so on")
+    return _labels_of_file(path, labels) if isinstance(labels, str) else labels
+
+
+def _labels_of_file(path: Path, file: str) -> tuple[str, ...]:
+    names = tuple(line.strip() for line in _text(path, file).splitlines())
+    if not names:
+        _refuse(path, "labels", f"the file {file!r} is empty; one label per line")
+    for number, name in enumerate(names, 1):
+        if not name:
+            _refuse(path, "labels", f"line {number} of {file!r} is empty; one label per line")
+        if len(name) > LONGEST_LABEL:
+            _refuse(path, "labels", f"line {number} of {file!r} has more than {LONGEST_LABEL} characters")
+    return names
+
+
+def _text(path: Path, file: str) -> str:
     try:
-        lines = inside(path.parent, labels).read_text(encoding="utf-8").splitlines()
+        return inside(path.parent, file).read_text(encoding=_ENCODING)
     except OSError as error:
-        _refuse(path, "labels", f"the file {labels!r} cannot be read", error)
+        _refuse(path, "labels", f"the file {file!r} cannot be read", error)
     except UnicodeDecodeError as error:
-        _refuse(path, "labels", f"the file {labels!r} is not UTF-8 text", error)
+        _refuse(path, "labels", f"the file {file!r} is not UTF-8 text", error)
     except ValueError as error:
         _refuse(path, "labels", str(error), error)
-    names = tuple(line.strip() for line in lines)
-    if "" in names:
-        _refuse(path, "labels", f"line {names.index('') + 1} of {labels!r} is empty; one label per line")
-    return names
 
 
 def _explain(path: Path, error: ValidationError) -> InvalidModelFile:

@@ -16,7 +16,7 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from models.finite import always_finite
+from models.finite import always_finite, is_changed
 
 Fused = tuple[str, list[float], str]
 """An activation as oneDNN's convolution takes it: name, numbers, algorithm."""
@@ -150,12 +150,11 @@ class _Shapes(fx.Interpreter):
 
 
 def _module(graph_module: fx.GraphModule, node: object) -> nn.Module | None:
-    """Return the module that a node calls with one argument; one with hooks of its own is not for us."""
+    """Return the module that a node calls with one argument; one that somebody changed is not for us."""
     if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.args) != 1 or node.kwargs:
         return None
     part = graph_module.get_submodule(str(node.target))
-    has_hooks = bool(part._forward_hooks or part._forward_pre_hooks)  # noqa: SLF001 - nothing public tells
-    return None if has_hooks or "forward" in vars(part) else part
+    return None if is_changed(part) else part
 
 
 def _is_convolution(part: nn.Module | None) -> TypeGuard[nn.Conv2d]:

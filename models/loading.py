@@ -9,9 +9,9 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,8 @@ _log = logging.getLogger(__name__)
 class LoadedModel:
     """A network in memory: in eval mode, every parameter frozen, in `dtype`, on `device`.
 
-    `weights_sha256` is that of the weights' file, None for random weights. `labels` are as many as the scores.
+    `weights_sha256` is that of the weights' file, None for random weights. `code` is an own architecture's file, as far
+    as it can be read. `labels` are as many as the scores.
     `score_kind` says what the scores are. `flaw` is why nothing can be made of them, where `load` was to keep such a
     network. Only one thread at a time may call `scores`; `preprocess` and
     `probabilities` may be called from any thread.
@@ -56,6 +57,7 @@ class LoadedModel:
     memory_format: torch.memory_format = torch.contiguous_format
     score_kind: ScoreKind = "logits"
     flaw: NonFiniteOutput | None = None
+    code: bytes = field(default=b"", repr=False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -63,10 +65,7 @@ class LoadedModel:
 
         What that file imports is not covered.
         """
-        kind, name, *_ = self.spec.arch.split(":")
-        source = getattr(sys.modules.get(name), "__file__", None) if kind == "python" else None
-        code = Path(source).read_bytes() if source else b""
-        return hashlib.sha256(f"{self.spec.model_dump_json()} {self.weights_sha256} ".encode() + code).hexdigest()
+        return hashlib.sha256(f"{self.spec.model_dump_json()} {self.weights_sha256} ".encode() + self.code).hexdigest()
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the scores (N, K) float32 of inputs (N, C, h, w) float32; differentiable.
@@ -117,11 +116,27 @@ def load(
         labels=spec.labels or (),
         weights_sha256=sha256,
         device=device,
+        code=_code(spec),
     )
     model = _laid_out(_in_its_dtype(_watched(loaded)))
     if model.flaw is not None and not allow_non_finite:
         raise model.flaw
     return model
+
+
+def _code(spec: ModelSpec) -> bytes:
+    """Return the file of an own architecture, whose factory has just been called."""
+    kind, name, *_ = spec.arch.split(":")
+    return _source(sys.modules[name]) if kind == "python" and name in sys.modules else b""
+
+
+@cache
+def _source(module: ModuleType) -> bytes:
+    """Return the file that a module was imported from, read once: what somebody writes into it later does not run."""
+    try:
+        return bytes(module.__loader__.get_data(module.__file__))  # type: ignore[union-attr] # a zip file's loader too
+    except (AttributeError, OSError, TypeError):
+        return b""
 
 
 def _refuse_half_on_cpu(spec: ModelSpec, device: torch.device) -> None:

@@ -65,10 +65,6 @@ class Geometry:
         width, height = self.frame
         return Box(max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom))
 
-    def to_input(self, x: float, y: float) -> tuple[float, float]:
-        """Return the point of the input that shows the frame's point (x, y)."""
-        return self.scale[0] * x + self.offset[0], self.scale[1] * y + self.offset[1]
-
     def to_frame(self, x: float, y: float) -> tuple[float, float]:
         """Return the point of the frame that the input shows at (x, y); outside the frame in padding."""
         return (x - self.offset[0]) / self.scale[0], (y - self.offset[1]) / self.scale[1]

@@ -22,6 +22,7 @@ from models.weights import (
     put_state_by_order,
     read_state,
     torchvision_entry,
+    unreadable,
 )
 
 _SEED = 0
@@ -92,8 +93,7 @@ def _identity(path: Path) -> tuple[int, ...]:
     try:
         found = path.stat()
     except OSError as error:
-        msg = f"Weights file {path.name!r} cannot be read: {error.strerror}."
-        raise InvalidWeights(msg, file=path.name) from error
+        raise unreadable(path, error) from error
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from models import folding
 from models.errors import ModelError
+from models.finite import has_hooks
 from models.loading import LoadedModel
 from models.order import mixes
 
@@ -126,9 +127,7 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if m in self._around:
             return False
-        return (
-            isinstance(m, nn.Conv2d | _BatchNorm) or _has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
-        )
+        return isinstance(m, nn.Conv2d | _BatchNorm) or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -163,7 +162,7 @@ class _Tracer(fx.Tracer):
 
 def _traced(root: nn.Module, layer: nn.Module) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return trunk and tail; raises `NotSplit`."""
-    if any(_has_hooks(part) for part in root.modules() if part is not layer and layer in set(part.modules())):
+    if any(has_hooks(part) for part in root.modules() if part is not layer and layer in set(part.modules())):
         raise NotSplit("a part around the layer has hooks of its own, and the copy has no such part")
     if layer._backward_hooks or layer._backward_pre_hooks:  # noqa: SLF001 - nothing public tells
         raise NotSplit("the layer has backward hooks of its own, and no gradient would pass it")
@@ -210,11 +209,6 @@ def _unchanged(root: nn.Module) -> Iterator[None]:
             held.update(items)
     if changed:
         raise NotSplit("its forward keeps what it has seen in the module")
-
-
-def _has_hooks(part: nn.Module) -> bool:
-    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    return any(getattr(part, kind) for kind in kinds)
 
 
 def _holders(part: nn.Module) -> list[dict[str, Any]]:

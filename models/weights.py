@@ -87,14 +87,22 @@ def torchvision_entry(weights: TorchvisionWeights) -> Any:
 
 
 def checked_sha256(path: Path, expected: str | None = None) -> str:
-    """Return the file's SHA-256; raises `ChecksumMismatch` if it does not begin with `expected`."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the file's SHA-256; raises `ChecksumMismatch` if it does not begin with `expected`, `InvalidWeights`."""
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(path, error) from error
     prefix = expected or ""
     if not found.startswith(prefix):
         msg = f"Weights file {path.name!r} has SHA-256 {found}, not {prefix} as expected; nothing was loaded."
         raise ChecksumMismatch(msg, file=path.name, expected=prefix, found=found)
     return found
+
+
+def unreadable(path: Path, error: OSError) -> InvalidWeights:
+    """Return the error that says why the system does not let a file be read."""
+    return InvalidWeights(f"Weights file {path.name!r} cannot be read: {error.strerror}.", file=path.name)
 
 
 def read_state(path: Path, *, device: str = "cpu") -> State:

@@ -12,7 +12,6 @@ from app.api.requests import read_picture
 from app.comparing import Comparisons
 from app.comparison_answers import FeaturesDrawing, MapsDrawing
 from app.drawing import MEDIA_TYPES
-from app.errors import BadOption
 from app.schemas.checking import check
 from app.schemas.diagnostics import CompareAnswer, CompareOptions
 from app.service import Service
@@ -49,7 +48,4 @@ def _drawing(
 ) -> MapsDrawing | FeaturesDrawing:
     if options.of == "maps":
         return MapsDrawing(comparisons.maps(picture, options, parameters, **patience()), options)
-    if parameters:
-        name = min(parameters)
-        raise BadOption(f"{name} is a parameter of a method, and features are compared without one.", field=name)
-    return FeaturesDrawing(comparisons.features(picture, options, **patience()), options)
+    return FeaturesDrawing(comparisons.features(picture, options, parameters, **patience()), options)

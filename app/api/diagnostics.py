@@ -102,11 +102,10 @@ def blueprint(service: Service) -> APIBlueprint:
 
 
 def _activations(activated: Activated, options: ActivationOptions, format_: str, clock: Clock) -> bytes:
-    if format_ == "npz":
-        return answers.feature_arrays(activated)
-    if options.layer is None:
+    features = activated.features
+    if features is None:
         return _charted(clock, lambda: answers.activation_chart(activated, cast("ChartFormat", format_)))
-    return answers.feature_picture(activated, options, format_)
+    return answers.feature_arrays(features) if format_ == "npz" else answers.feature_picture(features, options, format_)
 
 
 def _charted(clock: Clock, draw: Callable[[], bytes]) -> bytes:

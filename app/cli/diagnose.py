@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from app.cli import tables
 from app.cli.console import fail, say, watched
-from app.cli.options import options_of
+from app.cli.options import AsJson, options_of
 from app.cli.pictures import read
 from app.cli.randomisation import randomisation
 from app.cli.service import service_here
@@ -36,7 +36,6 @@ Chart = Annotated[Path | None, typer.Option(dir_okay=False, help="File for the c
 Alpha = Annotated[float | None, typer.Option(help="Opacity of the heat, 0 to 1.")]
 Colormap = Annotated[str | None, typer.Option(help="Colours of the heat.")]
 MaxSide = Annotated[int | None, typer.Option(help="Longest side of the result, in pixels.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 _CHARTS: tuple["ChartFormat", ...] = ("svg", "png")
 _PICTURES = ("jpeg", "png", "webp", "npy", "npz")
@@ -108,12 +107,10 @@ def activations(
         activated = _asked("looking at the layers", lambda watch: ask(read(images), options, watch=watch))
     if chart is not None:
         _write(chart, answers.activation_chart(activated, chart_format))
-    if out is not None:
+    if out is not None and (features := activated.features) is not None:
         with _said():
             arrays = format_ == "npz"
-            drawn = (
-                answers.feature_arrays(activated) if arrays else answers.feature_picture(activated, options, format_)
-            )
+            drawn = answers.feature_arrays(features) if arrays else answers.feature_picture(features, options, format_)
         _write(out, drawn)
     _tell(answers.activation_answer(activated), as_json, tables.print_activations, chart, out)
 
@@ -219,8 +216,8 @@ def compare(
     with closing(service_here(model, with_model)) as service:
         ask = Comparisons(service)
         if options.of == "features":
-            features = _asked("comparing", lambda watch: ask.features(read([image])[0], options, watch=watch))
-            drawing: answers.MapsDrawing | answers.FeaturesDrawing = answers.FeaturesDrawing(features, options)
+            found = _asked("comparing", lambda watch: ask.features(read([image])[0], options, parameters, watch=watch))
+            drawing: answers.MapsDrawing | answers.FeaturesDrawing = answers.FeaturesDrawing(found, options)
         else:
             maps = _asked("comparing", lambda watch: ask.maps(read([image])[0], options, parameters, watch=watch))
             drawing = answers.MapsDrawing(maps, options)

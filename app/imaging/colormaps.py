@@ -55,5 +55,3 @@ COLORMAPS: Mapping[str, NDArray[np.uint8]] = MappingProxyType(
     }
 )
 """Name to table, uint8 (256, 3) RGB, low to high, read-only."""
-
-DEFAULT_COLORMAP = "inferno"

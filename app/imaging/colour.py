@@ -61,13 +61,19 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 def _from_wide(image: Image.Image, full_scale: float, white_is_zero: bool) -> NDArray[np.uint8]:
     samples: NDArray[Any] = np.asarray(image)
-    white = _white(samples, _FULL_SCALES.get(image.mode, (full_scale,)))
-    gray = np.rint(samples * np.float32(255.0 / white)).astype(np.uint8)
-    if white_is_zero:
-        gray = 255 - gray
-    if isinstance(key := image.info.get("transparency"), int):
-        gray[samples == key] = 255
-    return np.repeat(gray[:, :, None], 3, axis=2)
+    factor = np.float32(255.0 / _white(samples, _FULL_SCALES.get(image.mode, (full_scale,))))
+    key = image.info.get("transparency")
+    pixels = np.empty((*samples.shape, 3), np.uint8)
+    rows = max(1, _BAND_PX // samples.shape[1])
+    for top in range(0, len(samples), rows):
+        band = samples[top : top + rows]
+        gray = np.rint(band * factor).astype(np.uint8)  # NumPy multiplies 32-bit integers in float64
+        if white_is_zero:
+            gray = 255 - gray
+        if isinstance(key, int):
+            gray[band == key] = 255
+        pixels[top : top + rows] = gray[:, :, None]
+    return pixels
 
 
 def _white(samples: NDArray[Any], scales: tuple[float, ...]) -> float:

@@ -13,11 +13,14 @@ from app.imaging.errors import UnsupportedOutput
 _MAX_SIDE_PX = {"jpeg": 65_500, "png": 1_000_000, "webp": 16_383}
 """The picture formats, and what their encoders take (libjpeg's and libpng's defaults, WebP's format)."""
 
+_QUALITY = 90
+"""Of JPEG and WebP, from 1 to 100."""
 
-def encode(pixels: NDArray[np.uint8], format: str, quality: int = 90) -> bytes:  # noqa: A002
+
+def encode(pixels: NDArray[np.uint8], format: str) -> bytes:  # noqa: A002
     """Encode uint8 (H, W, 3) RGB as jpeg, png or webp, or (H, W, 4) RGBA with straight alpha as png or webp.
 
-    `quality` (1 to 100) is for JPEG and WebP. JPEG keeps full chroma resolution: the heat's edges are edges of colour.
+    JPEG keeps full chroma resolution: the heat's edges are edges of colour.
     PNG takes OpenCV's default, its fastest setting.
 
     Raises `UnsupportedOutput` if the format is unknown or cannot hold the picture.
@@ -25,7 +28,7 @@ def encode(pixels: NDArray[np.uint8], format: str, quality: int = 90) -> bytes: 
     height, width, channels = pixels.shape
     _check(format, max(height, width), channels)
     bgr = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR if channels == 3 else cv2.COLOR_RGBA2BGRA)
-    done, buffer = cv2.imencode(f".{format}", bgr, _parameters(format, quality))
+    done, buffer = cv2.imencode(f".{format}", bgr, _parameters(format))
     if not done:
         raise RuntimeError(f"OpenCV could not encode {width} x {height} px as {format}")
     return buffer.tobytes()
@@ -40,13 +43,13 @@ def _check(format: str, side_px: int, channels: int) -> None:  # noqa: A002
         )
 
 
-def _parameters(format: str, quality: int) -> list[int]:  # noqa: A002
+def _parameters(format: str) -> list[int]:  # noqa: A002
     if format == "png":
         return []
     if format == "webp":
-        return [cv2.IMWRITE_WEBP_QUALITY, quality]
+        return [cv2.IMWRITE_WEBP_QUALITY, _QUALITY]
     return [
-        *(cv2.IMWRITE_JPEG_QUALITY, quality),
+        *(cv2.IMWRITE_JPEG_QUALITY, _QUALITY),
         *(cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444),
     ]
 

@@ -1,7 +1,6 @@
 """A layer's feature maps as one picture: a grid of small heat maps, each on a scale of its own."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,7 +29,6 @@ def tiles(
     colormap: str,
     max_side_px: int,
     signed: bool,
-    numbers: Sequence[int] | None = None,
 ) -> NDArray[np.uint8]:
     """Draw `maps`, finite float32 (n, h, w), as a grid: uint8 (H, W, 3) RGB, both sides at most `max_side_px`.
 
@@ -39,7 +37,7 @@ def tiles(
     everywhere shows nothing, and is dark gray. A cell of a map is enlarged by a whole number, or, where the maps are
     too large for that, they are reduced by averaging.
 
-    Every tile has its number above it, from `numbers` (default: 0 to n - 1), where there is room for that; else every
+    Every tile has its number above it, from 0, where there is room for that; else every
     row, or as many as have room, has the number of its first tile on its left. Of more maps than there is room for
     (see `most`), the first ones are drawn.
 
@@ -49,7 +47,7 @@ def tiles(
         raise ValueError("there are no maps, or they hold values that are not finite")
     maps = maps[: max(1, most(maps.shape[1], maps.shape[2], max_side_px))]
     count, height, width = maps.shape
-    words = [text.coverage(str(number), _WORDS_PX) for number in (range(count) if numbers is None else numbers[:count])]
+    words = [text.coverage(str(number), _WORDS_PX) for number in range(count)]
     grid = _Grid.of((count, height, width), max_side_px, max(word.shape[1] for word in words))
     canvas = np.full((*grid.canvas, 3), BACKGROUND, np.uint8)
     for place, (map_, word) in enumerate(zip(maps, words, strict=True)):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from app import service
-from app.config import GUNICORN_TIMEOUT_S, Settings
+from app.config import LONGEST_S, Settings
 from app.drawing import Drawing
 from app.engine import Job, NotReady, Owner
 from app.hosting import AT_ONCE
@@ -18,7 +18,7 @@ from app.service import Service
 
 _NO_HURRY_S = 1e8
 """What a picture of a job may take: a day is fine, and what hangs is ended by HEATLENS_JOB_STALL_S."""
-_LONGEST_LOAD_S = GUNICORN_TIMEOUT_S
+_LONGEST_LOAD_S = LONGEST_S
 """How long loading a model, with its download, is taken for work: as long as for a server that starts."""
 _LOAD_LOOK_S = 1.0
 _DRAWN_AT_ONCE = 4

@@ -119,7 +119,7 @@ class CompareOptions(QuestionOptions):
     of: Literal["maps", "features"] = Field(
         "maps",
         description="maps: the two explanations; features: what one layer of each model answers, its difference as a "
-        "map (two models of one architecture, or layers with as many channels).",
+        "map (two models of one architecture, or layers with as many channels), without method, target or scale.",
     )
     scale: Literal["auto", "raw", "relative"] = Field(
         "auto",

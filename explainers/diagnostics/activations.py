@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from explainers.batch import at_least_float32
-from explainers.errors import LayerNeverRan, LayerNotSpatial, LayerOutputNotTensor, NonFiniteMap
-from explainers.hooks import find_layer, observe
+from explainers.errors import LayerNotSpatial, NonFiniteMap
+from explainers.hooks import find_layer, never_ran, observe, tensor_of
 from explainers.subject import Subject
 
 SATURATED = 0.01
@@ -96,16 +96,12 @@ def run_to_layer(subject: Subject, inputs: Tensor, layer: str) -> tuple[Tensor, 
 
     def take(_name: str, module: nn.Module, output: object) -> None:
         if module is wanted:
-            outputs[:] = [_tensor_of(layer, output).clone()]
+            outputs[:] = [tensor_of(layer, output).clone()]
 
     with observe(subject.module, take):
         scores = subject.scores(inputs)
     if not outputs:
-        msg = (
-            f"Layer {layer!r} was not executed in the forward pass, or only inside a compiled or traced part, "
-            "where hooks do not fire; choose a layer that the model runs."
-        )
-        raise LayerNeverRan(msg)
+        raise never_ran(layer)
     return outputs[0], scores
 
 
@@ -135,14 +131,6 @@ def similarity(embeddings: Tensor) -> Tensor:
 def _of_length_one(vectors: Tensor, order: float) -> Tensor:
     lengths = torch.linalg.vector_norm(vectors, order, dim=1, keepdim=True)
     return vectors / torch.where(lengths > 0, lengths, 1)
-
-
-def _tensor_of(layer: str, output: object) -> Tensor:
-    if isinstance(output, Tensor) and output.is_floating_point():
-        return output
-    kind = f"a tensor of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
-    msg = f"Layer {layer!r} returns {kind}, not one floating-point tensor; choose a layer inside it."
-    raise LayerOutputNotTensor(msg)
 
 
 class _Watch:

@@ -73,9 +73,9 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return the values as a real, strided tensor."""
+    """Return the values as a real, strided tensor that lies in memory as it is, not marked as negative."""
     strided = tensor.to_dense() if tensor.layout != torch.strided else tensor
-    return torch.view_as_real(strided.resolve_conj()) if strided.is_complex() else strided
+    return (torch.view_as_real(strided.resolve_conj()) if strided.is_complex() else strided).resolve_neg()
 
 
 def _pieces(values: Tensor) -> tuple[Tensor, ...]:

@@ -164,9 +164,14 @@ def test_compare_takes_each_sides_own_parameters(tmp_path: Path) -> None:
         (["activations", CAT, "--out", "a.npz"], 2, "name it with --layer"),
         (["activations", CAT, "--model", "small", "--layer", "secnd"], 1, "second"),
         (["activations", CAT, "--model", "small", "--layer", "head", "--out", "head.png"], 2, "no spatial axes"),
-        (["sensitivity", CAT, "--model", "small", "--row", "1"], 2, "column is missing"),
+        (["sensitivity", CAT, "--model", "small", "--row", "1"], 2, "column: a place has a row and a column"),
         (["sensitivity", CAT, "--model", "small", "--channel", "8", "--out", "s.jpg"], 2, "0 to 7"),
         (["sensitivity", CAT, "--view", "sideways", "--out", "s.jpg"], 2, "view: input should be"),
+        (
+            ["compare", CAT, "--of", "features", "--with-layer", "bn1", "--set", "samples=3", "--out", "c.jpg"],
+            2,
+            "samples",
+        ),
         (["compare", CAT, "--model", "small", "--out", "c.jpg"], 2, "Both sides are the same"),
         (
             ["compare", CAT, "--model", "small", "--with-method", "rize", "--out", "c.jpg"],

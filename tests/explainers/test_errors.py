@@ -1,5 +1,8 @@
+from collections.abc import Callable
+
 import pytest
 
+import models.errors
 from explainers import errors
 from explainers.errors import ExplainError, close_matches
 
@@ -31,3 +34,9 @@ def test_close_matches_ignore_case_and_are_at_most_three() -> None:
     assert len(close_matches("layer", [f"layer{k}" for k in range(9)])) == 3
     assert close_matches("layer3", ["Layer3"]) == ["Layer3"]  # spelt as it is
     assert close_matches("zzz", ["layer1"]) == []
+
+
+@pytest.mark.parametrize("of", [close_matches, models.errors.close_matches])
+def test_what_is_longer_than_any_name_is_compared_with_none(of: Callable[[str, list[str]], list[str]]) -> None:
+    assert of("x" * 200, ["x" * 199]) == ["x" * 199]
+    assert of("x" * 201, ["x" * 199]) == []

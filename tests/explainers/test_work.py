@@ -163,3 +163,12 @@ def test_the_limit_is_named_with_what_broke_it() -> None:
         work.allow(101, field="samples", because="rise with 101 samples")
     assert str(caught.value) == "rise with 101 samples takes 101 runs of the model, HEATLENS_MAX_RUNS is 100."
     assert (caught.value.field, caught.value.extra) == ("samples", {"limit": 100})
+
+
+def test_a_part_has_the_limits_of_the_whole_and_tells_between_its_own_passes() -> None:
+    told: list[int] = []
+    part = Work(chunk=2, limit=5, limit_name="HEATLENS_LIMIT").within(lambda: told.append(len(told)))
+    assert ranges(part, 3) == [range(2), range(2, 3)]
+    assert told == [0, 1, 2]  # before each pass and at the end
+    with pytest.raises(TooManySamples, match="HEATLENS_LIMIT is 5"):
+        part.allow(6, field="samples", because="it")

@@ -82,6 +82,13 @@ def test_labels_from_a_file_one_per_line(tmp_path: Path) -> None:
     assert spec.labels == ("Größe", "zwei Wörter")
 
 
+def test_the_mark_that_some_editors_put_before_a_text_is_no_part_of_it(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "labels.txt").write_bytes(mark + b"cat\r\ndog\r\n")
+    (tmp_path / "mine.toml").write_bytes(mark + f'{MINIMAL}labels = "labels.txt"\n'.encode())
+    assert read_file(tmp_path / "mine.toml").labels == ("cat", "dog")
+
+
 def test_a_folder_gives_its_models_by_name_and_skips_other_files(tmp_path: Path) -> None:
     write(tmp_path, MINIMAL, "b.toml")
     write(tmp_path, MINIMAL + 'name = "a2"', "a.toml")
@@ -109,6 +116,8 @@ def test_a_folder_gives_its_models_by_name_and_skips_other_files(tmp_path: Path)
         (MINIMAL + 'head = "softmaxx"', "head", "'softmax', 'sigmoid' or 'binary'"),
         (MINIMAL + 'dtype = "half"', "dtype", "'float32', 'bfloat16' or 'float16'"),
         (MINIMAL + 'labels = ["a", ""]', "labels", "at least 1 character"),
+        (MINIMAL + "labels = []", "labels", "there is none"),
+        (MINIMAL + f'labels = ["{"x" * 501}"]', "labels", "at most 500 characters"),
         (MINIMAL + 'labels = "absent.txt"', "labels", "cannot be read"),
         (MINIMAL + 'labels = "../labels.txt"', "labels", "inside the models folder"),
         (MINIMAL + f'sha256 = "{"ab" * 32}"', "sha256", "random weights have no checksum"),
@@ -137,7 +146,12 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, key: str | None, complain
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [(b"one\n\nthree\n", "line 2 of 'labels.txt' is empty"), (b"\xff\xfe", "is not UTF-8")],
+    [
+        (b"one\n\nthree\n", "line 2 of 'labels.txt' is empty"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"", "the file 'labels.txt' is empty"),
+        (b"one\n" + b"x" * 501, "line 2 of 'labels.txt' has more than 500 characters"),
+    ],
 )
 def test_a_label_file_with_a_mistake_is_named(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "labels.txt").write_bytes(content)

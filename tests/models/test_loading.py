@@ -1,6 +1,7 @@
 """From a specification to a network that is ready to be explained."""
 
 import hashlib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,37 @@ def test_the_scores_may_be_one_of_several_outputs(kind: str, selector: int | str
     model = load(answers(kind, output=selector))
     x = torch.rand(1, 3, 16, 16)
     torch.testing.assert_close(model.scores(x), model.module.get_submodule("tiny")(x))
+
+
+# Fingerprint
+
+OWN = "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(768, {classes}))\n"
+
+
+def own(module: str) -> ModelSpec:
+    return ModelSpec(name="own", arch=f"python:{module}:make", weights=RandomWeights(), preprocess=SMALL)
+
+
+def test_the_fingerprint_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is edited while its model serves is another model's only in the next process."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "fingerprinted.py"
+    file.write_text(OWN.format(classes=2))
+    model = load(own("fingerprinted"))
+    file.write_text(OWN.format(classes=3))
+    again = load(own("fingerprinted"))
+    assert (len(model.labels), len(again.labels)) == (2, 2)
+    described = f"{model.spec.model_dump_json()} None {OWN.format(classes=2)}"
+    assert model.fingerprint == again.fingerprint == hashlib.sha256(described.encode()).hexdigest()
+
+
+def test_an_own_architecture_may_come_out_of_a_zip_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "nets.zip", "w") as archive:
+        archive.writestr("zipped_net.py", OWN.format(classes=2))
+    monkeypatch.syspath_prepend(tmp_path / "nets.zip")
+    model = load(own("zipped_net"))
+    described = f"{model.spec.model_dump_json()} None {OWN.format(classes=2)}"
+    assert model.fingerprint == hashlib.sha256(described.encode()).hexdigest()
 
 
 # Layout

@@ -281,6 +281,8 @@ def test_the_checksum_is_that_of_the_file(tmp_path: Path) -> None:
     assert checked_sha256(path) == checked_sha256(path, expected) == checked_sha256(path, expected[:8]) == expected
     with pytest.raises(ChecksumMismatch, match="nothing was loaded"):
         checked_sha256(path, "0" * 64)
+    with pytest.raises(InvalidWeights, match=f"'{tmp_path.name}' cannot be read: Is a directory"):
+        checked_sha256(tmp_path)
 
 
 # torchvision's weights

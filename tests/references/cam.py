@@ -24,7 +24,6 @@ def gradcam(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
 ) -> Tensor:
     """arXiv:1610.02391, equations 1 and 2.
 
@@ -89,7 +88,6 @@ def gradcam_plus_plus(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
 ) -> Tensor:
     """arXiv:1710.11063, equations 5 and 19, in which the derivatives of exp(y) are exp(y) times powers of g."""
     a, g = _grids(model, picture, index, versus, layer, to_grid)
@@ -115,7 +113,6 @@ def hirescam(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
 ) -> Tensor:
     """arXiv:2011.08891, equation 3."""
     a, g = _grids(model, picture, index, versus, layer, to_grid)
@@ -130,7 +127,6 @@ def layercam(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
 ) -> Tensor:
     """Jiang et al. 2021, equations 4 and 5."""
     a, g = _grids(model, picture, index, versus, layer, to_grid)
@@ -145,7 +141,6 @@ def xgradcam(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
 ) -> Tensor:
     """arXiv:2008.02312, equation 8."""
     a, g = _grids(model, picture, index, versus, layer, to_grid)
@@ -166,7 +161,6 @@ def eigencam(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
 ) -> Tensor:
     """arXiv:2008.00299: A v_1, turned so that it goes along with the activation's sum."""
     a, _ = _grids(model, picture, index, versus, layer, to_grid)
@@ -181,7 +175,6 @@ def eigengradcam(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
 ) -> Tensor:
     """The same of activation times gradient."""
     a, g = _grids(model, picture, index, versus, layer, to_grid)
@@ -196,7 +189,6 @@ def finercam(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
     classes: int = 3,
     strength: float = 1.0,
 ) -> Tensor:
@@ -218,7 +210,6 @@ def scorecam(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
 ) -> Tensor:
     """arXiv:1910.01279, equations 5 to 8, with the score of a zero input as the baseline's."""
     a, _ = _grids(model, picture, index, versus, layer, to_grid)
@@ -244,7 +235,6 @@ def ablationcam(
     *,
     layer: str,
     to_grid: ToGrid | None = None,
-    fusion: str = "mean",
 ) -> Tensor:
     """Desai & Ramaswamy 2020, equation 5 without its division by y: the whole model runs for each channel."""
     a, _ = _grids(model, picture, index, versus, layer, to_grid)

@@ -1,7 +1,7 @@
 """Occlusion, RISE, LIME, Kernel SHAP and Shapley value sampling, slow and literal from the papers, in float64.
 
-Nothing here is shared with the methods but the documented rule of the draws: sample i draws from a generator
-seeded with seed * 1_000_003 + i.
+Nothing here is shared with the methods but the documented rule of the draws (sample i draws from a generator seeded
+with seed * 1_000_003 + i), and scikit-image's SLIC with the same settings, for the superpixels.
 """
 
 import copy

@@ -141,6 +141,10 @@ def test_features_of_one_layer_in_two_models_of_one_kind(client: FlaskClient, ca
         ("of=features", "bad_option", "with_layer"),
         ("of=features&layer=bn1&with_layer=blocks.2.1", "not_comparable", "with_layer"),
         ("of=features&layer=bn1&with_layer=bn2&samples=3", "bad_option", "samples"),
+        ("of=features&with_layer=bn2", "bad_option", "with_layer"),
+        ("of=features&with_layer=bn1&with_method=nonsense", "bad_option", "with_method"),
+        ("of=features&with_layer=bn1&target=predicted", "bad_option", "target"),
+        ("of=features&with_layer=bn1&scale=raw", "bad_option", "scale"),
         ("of=features&with_model=small", "bad_option", "with_model"),
         ("with_method=nothing", "unknown_method", "with_method"),
         ("with_model=small&with_target=dog", "unknown_label", "with_target"),
@@ -210,8 +214,8 @@ def test_answers_say_who_gave_them_and_how_long_drawing_took(client: FlaskClient
     parts = dict(part.split(";dur=") for part in picture.headers["Server-Timing"].split(", "))
     assert sorted(parts) == ["decode", "model", "queue", "render"]
     assert float(parts["render"]) > 0
-    for of in ("of=maps&with_target=0", "of=features&with_model=sleepy&layer=second"):
-        assert answer(compare(client, cat, f"model=small&target=1&{of}&format=json")).timings_s.render > 0
+    for of in ("of=maps&target=1&with_target=0", "of=features&with_model=sleepy&layer=second"):
+        assert answer(compare(client, cat, f"model=small&{of}&format=json")).timings_s.render > 0
     for kind in ("gradient-flow?format=svg", "activations?format=png", "sensitivity?channel=0&layer=second"):
         joint = "&" if "?" in kind else "?"
         response = client.put(f"/v1/diagnostics/{kind}{joint}model=small", data=cat)

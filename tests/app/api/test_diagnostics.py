@@ -389,7 +389,7 @@ def test_every_format_of_a_map_can_be_had(client: FlaskClient, cat: bytes, forma
 @pytest.mark.parametrize(
     ("query", "code", "field"),
     [
-        ("row=1", "bad_option", "column"),
+        ("row=1", "bad_parameter", "column"),
         ("channel=1280", "bad_parameter", "channel"),
         ("row=7&column=0", "bad_parameter", "row"),
         ("layer=classifier&row=0&column=0", "bad_parameter", "row"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.imaging.colormaps import COLORMAPS, DEFAULT_COLORMAP
+from app.imaging.colormaps import COLORMAPS
 
 LUMA = np.array([0.299, 0.587, 0.114])
 
@@ -42,10 +42,6 @@ def test_brightness_grows_all_the_way(name: str) -> None:
     """More is lighter, so the map survives gray printing; single steps may fall by rounding."""
     brightness = COLORMAPS[name] @ LUMA
     assert (brightness[8:] > brightness[:-8]).all()
-
-
-def test_the_default_exists() -> None:
-    assert DEFAULT_COLORMAP in COLORMAPS
 
 
 def test_nobody_can_change_them() -> None:

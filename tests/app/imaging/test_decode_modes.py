@@ -1,5 +1,6 @@
 """Every format and every mode, against values derived from what the format says its samples mean."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,26 @@ def test_wide_samples_take_the_smallest_white_that_none_exceeds(values: list[flo
     expected = [round(value * 255 / white) for value in values]
     decoded = pixels(files.gray_tiff(np.array([values], dtype)))
     assert decoded[0, :, 0].tolist() == expected
+
+
+def test_large_wide_pictures_are_converted_in_pieces() -> None:
+    """They hold the samples twice while Pillow hands them over, 8 bytes a pixel, and then once, with 3 of the answer.
+
+    In one piece there would be float64 copies besides: 20 bytes a pixel.
+    """
+    samples = np.random.default_rng(0).integers(0, 65536, (1000, 1000), np.int32)
+    samples[0, :2] = 0, 65535
+    image = Image.fromarray(samples)
+    image.info["transparency"] = key = int(samples[700, 3])
+    tracemalloc.start()
+    try:
+        found = to_rgb(image, white_is_zero=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    expected = np.where(samples == key, 255, 255 - np.round(samples / 257))
+    np.testing.assert_array_equal(found, gray(expected))
+    assert peak < 12 * samples.size
 
 
 @pytest.mark.parametrize(

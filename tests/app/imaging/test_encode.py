@@ -35,12 +35,6 @@ def test_jpeg_keeps_the_colour_resolution() -> None:
     assert np.abs(edge - BLOCKS[8, 14:18]).max() <= 12  # at 4:2:0, red against green would be off by more than 60
 
 
-def test_quality() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)
-    for format_ in ("jpeg", "webp"):
-        assert len(encode(noise, format_, quality=30)) < len(encode(noise, format_)) < len(encode(noise, format_, 98))
-
-
 def test_rgba() -> None:
     layer = np.random.default_rng(0).integers(0, 256, (9, 7, 4)).astype(np.uint8)
     png = Image.open(BytesIO(encode(layer, "png")))

@@ -96,6 +96,29 @@ def test_attention_holds_the_weights_of_a_projection_that_it_does_not_call() -> 
     assert answer.parameters == ()
 
 
+def test_a_spectral_layer() -> None:
+    """Of what is conjugated, torch hands the imaginary part's gradient on as a view that is only marked as negative."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.real, self.imaginary, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            spectrum = torch.complex(self.real(x), self.imaginary(x)).conj()
+            return self.head(torch.fft.ifft2(spectrum).abs().mean(dim=(2, 3)))
+
+    net = seeded(Net())
+    x = pictures(2, 5, 6)
+    net.requires_grad_()
+    biases = [net.get_parameter(f"{name}.bias") for name in ("real", "imaginary")]
+    expected = torch.autograd.grad(the_score(net(x)), biases)
+    answer = of(net.requires_grad_(False), x)
+    for name, gradient in zip(("real", "imaginary"), expected, strict=True):
+        (bias,) = (own for own in by_name(answer, name).parameters if own.name == "bias")
+        assert bias.gradient_norm == pytest.approx(norm(gradient), rel=1e-6)
+
+
 def test_a_recurrent_layer() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -86,6 +86,7 @@ def test_sparse_and_complex_tensors() -> None:
     sparse = torch.sparse_coo_tensor(places, values, (4,), check_invariants=True)
     assert size_of(sparse, count_zeros=True) == Size(norm=4.0, count=4, zeros=3)
     assert size_of(torch.tensor([3 + 4j]).conj()).norm == 5
+    assert size_of(torch.tensor([3 + 4j, 1]).conj().imag, count_zeros=True) == Size(norm=4.0, count=2, zeros=1)
     assert not is_finite(torch.tensor([complex(0, math.nan)]))
 
 
