@@ -49,6 +49,14 @@ def test_every_metric_and_its_labels_are_there(tmp_path: Path) -> None:
         assert set(re.findall(r"(\w+)=~?\"", asked)) <= labels[name]
 
 
+def test_a_comparison_of_metrics_with_other_labels_says_which_count() -> None:
+    """Else nothing is equal to anything, and the alert never comes."""
+    for rule in RULES:
+        parts = re.split(r" (?:and|or|unless) (?!on )", rule["expr"])
+        labels = [set(re.findall(r"(\w+)=~?\"", re.split(r" (?:and|or|unless) on ", part)[0])) for part in parts]
+        assert all(label == labels[0] for label in labels), rule["alert"]
+
+
 def test_every_error_that_is_named_can_be_answered() -> None:
     codes = {error.code: error.status for error in documented_errors()}
     for status, code in re.findall(r"\b([45]\d\d) `(\w+)`", TEXT):

@@ -1,6 +1,7 @@
 """What this machine, or this container, has for the server: models, devices, memory, files, folders."""
 
 import os
+import re
 import resource
 import shutil
 import tempfile
@@ -24,6 +25,8 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs",
 _FLEETING = frozenset({"overlay", "tmpfs", "ramfs"})
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is only looked at
 _MOUNTS = Path("/proc/self/mounts")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""How spaces, tabs, line ends and backslashes are written there; all else stands as it is."""
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -36,8 +39,8 @@ class Mount(NamedTuple):
 
 def mount_of(folder: Path, mounts: str) -> Mount:
     """Return the mount, of those in a text like /proc/self/mounts, in which a folder lies; later ones hide earlier."""
-    rows = (line.split() for line in mounts.splitlines())
-    found = [Mount(PurePath(row[1].encode().decode("unicode_escape")), row[2]) for row in rows]
+    rows = [line.split(" ") for line in mounts.splitlines()]
+    found = [Mount(PurePath(_OCTAL.sub(lambda code: chr(int(code[1], 8)), row[1])), row[2]) for row in reversed(rows)]
     return max((mount for mount in found if folder.is_relative_to(mount.point)), key=lambda each: len(each.point.parts))
 
 
@@ -115,7 +118,7 @@ def data_folder(settings: Settings) -> Iterator[Finding]:
     elif foreign := _not_ours(settings.data_dir):
         what = f"user {os.geteuid()} cannot write {', '.join(foreign)} in {folder}, which somebody else made"
         yield error("data_dir", what, f"chown -R {os.geteuid()} {folder}; run every heatlens command as this user")
-    mount = mount_of(folder.resolve(), _MOUNTS.read_text())
+    mount = mount_of(folder.resolve(), os.fsdecode(_MOUNTS.read_bytes()))
     if mount.kind in _NETWORK and not settings.database_url:
         what = f"{folder} is on a network ({mount.kind}), where SQLite's locks cannot be relied on"
         yield error("data_dir", what, "a local disk, or HEATLENS_DATABASE_URL=postgresql://...")
@@ -137,8 +140,9 @@ def metrics_folder(_settings: Settings) -> Iterator[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder itself, or what it would be made in."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    """Return the folder itself, or what it would be made in, as far as this user may look."""
+    paths = (folder, *folder.absolute().parents)
+    return next(path for path in paths if os.path.exists(path))  # Path.exists raises where it may not look
 
 
 def _is_writable(folder: Path) -> bool:

@@ -1,5 +1,6 @@
 """What the server keeps things in, asked whether it answers: database, store of the jobs, Redis."""
 
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ _CLOCKS_S = 30
 
 def database(settings: Settings) -> Iterator[Finding]:
     """The jobs' database: reachable, of this version, with a clock like ours."""
-    if not settings.database_url and not (settings.data_dir / "jobs.db").exists():
+    if not settings.database_url and not os.path.exists(settings.data_dir / "jobs.db"):
         return  # it is made at the first start
     shown = without_password(settings.database_url) or f"{settings.data_dir}/jobs.db"
     setting = "database_url" if settings.database_url else "data_dir"

@@ -158,10 +158,11 @@ def _query(options: Mapping[str, object]) -> list[tuple[str, str | int | float |
 
 def _wait_s(response: httpx2.Response) -> float | None:
     """Return after how many seconds to ask again; None: this answer is the last word."""
-    if response.status_code != _SERVICE_UNAVAILABLE:
+    told = response.headers.get("Retry-After")
+    if response.status_code != _SERVICE_UNAVAILABLE or told is None:
         return None
     try:
-        wait_s = float(response.headers.get("Retry-After", _FIRST_WAIT_S))
+        wait_s = float(told)
     except ValueError:  # a date, which HeatLens does not send
         wait_s = _FIRST_WAIT_S
     return wait_s if 0 <= wait_s <= LONGEST_WAIT_S else None

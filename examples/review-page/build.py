@@ -4,6 +4,7 @@ import argparse
 import base64
 import html
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -22,7 +23,10 @@ def embed(heatlens: str, picture: Path, **options: object) -> dict[str, Any]:
     """Ask HeatLens for links to a picture and its explanation, and return its answer."""
     image = {"base64": base64.b64encode(picture.read_bytes()).decode()}
     body = json.dumps({"image": image, **options}).encode()
-    request = Request(f"{heatlens}/v1/embed-links", body, {"Content-Type": "application/json"})  # noqa: S310
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get("HEATLENS_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
+    request = Request(f"{heatlens}/v1/embed-links", body, headers)  # noqa: S310
     try:
         with urlopen(request) as answer:  # noqa: S310
             made: dict[str, Any] = json.load(answer)

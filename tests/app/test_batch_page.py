@@ -251,6 +251,7 @@ def test_a_job_is_watched_live(page: Visit, book: Book) -> None:
     row.get_by_role("button", name="Keep").click()
     row.get_by_role("button", name="Cancel").click()
     expect(page.page.locator("#job-words")).to_contain_text("Cancelled: 1 of 3 pictures")
+    expect(row.get_by_role("button", name="Delete")).to_be_focused()  # the pressed button is gone
     expect(tile(page, "c.jpg")).to_contain_text("Cancelled")
     row.get_by_role("button", name="Retry").click()
     expect(page.page.locator("#job-words")).to_contain_text("Waiting for a worker: 1 of 3")
@@ -304,6 +305,55 @@ def test_a_stream_that_was_lost_goes_on_where_it_was(page: Visit, book: Book) ->
     expect(page.page.locator("#job-words")).to_contain_text("Done: 3 of 3 pictures")
     expect(tile(page, "c.jpg")).to_contain_text("cat")
     assert asked == ["0", "2"]  # the second goes on behind the last whole event
+    page.assert_clean()
+
+
+def test_pictures_are_gone_through_though_the_list_has_changed(page: Visit, book: Book) -> None:
+    job_id = book.submit(["a.jpg", "b.jpg", "c.jpg"])
+    book.ledger.begin(job_id, 0)
+    visit_job(page, job_id)
+    page.page.locator("#filter-status").select_option("waiting")
+    tile(page, "c.jpg").get_by_role("button").click()
+    expect(page.page.locator("#item-title")).to_have_text("c.jpg")
+    book.succeed(job_id, 0, 1, 2)
+    expect(words(page)).to_have_text("No picture is like that.")
+    page.page.keyboard.press("ArrowLeft")
+    expect(page.page.locator("#item-title")).to_have_text("b.jpg")
+    expect(page.page.locator("#item-place")).to_have_text("2 of 3")
+    page.page.keyboard.press("Escape")
+    page.page.locator("#filter-status").select_option("")
+    expect(page.page.locator("#tiles [tabindex='0']")).to_have_count(1)
+
+
+def test_a_picture_that_cannot_be_asked_for_shows_nothing_of_the_one_before(page: Visit, book: Book) -> None:
+    job_id = book.submit(["a.jpg", "b.jpg"])
+    book.succeed(job_id, 0, 1)
+    book.store.write(result_key(job_id, file_names(0)[0], 0), jpeg())
+    visit_job(page, job_id)
+    tile(page, "a.jpg").get_by_role("button").click()
+    expect(page.page.locator("#item-picture")).to_be_visible()
+    page.page.route("**/items/1", lambda route: route.abort("connectionrefused"))
+    page.page.keyboard.press("ArrowRight")
+    expect(page.page.locator("#item-error")).to_have_text("The server is out of reach.")
+    expect(page.page.locator("#item-title")).to_have_text("Picture 2")
+    for name in ("picture", "download", "verdict", "classes", "facts"):
+        expect(page.page.locator(f"#item-{name}")).to_be_hidden()
+
+
+def test_a_list_that_was_cut_off_is_asked_for_again(page: Visit, book: Book) -> None:
+    book.succeed(book.submit(["a.jpg"]), 0)
+    cut = 1
+
+    def cut_off(route: Route) -> None:
+        nonlocal cut
+        cut -= 1
+        return route.fulfill(content_type="application/json", body='{"jobs": [') if cut >= 0 else route.continue_()
+
+    page.page.route("**/v1/jobs", cut_off)
+    page.page.goto(f"{page.url}/batch")
+    expect(page.page.locator("#jobs-problem")).to_contain_text("cut off")
+    expect(page.page.locator(".job-row").first).to_be_visible()
+    expect(page.page.locator("#jobs-problem")).to_be_hidden()
     page.assert_clean()
 
 

@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from app import machine
-from app.checkup import CHECKS, findings, place
+from app.checkup import CHECKS, findings, place, stores
 from app.checkup.place import Mount, mount_of
 from app.cli import app
 from app.config import PREFIX, WORKER_BYTES, Settings
@@ -165,6 +165,17 @@ def test_what_another_user_has_made_in_the_data_folder() -> None:
     assert "embed.secret" not in foreign
 
 
+def test_a_data_folder_below_one_that_nobody_may_enter() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)  # noqa: S103 - for a user who is told
+        (Path(name) / "locked").mkdir(mode=0)
+        settings = Settings(data_dir=Path(name) / "locked" / "data", min_free_bytes=0)
+        with somebody_else():
+            said = [*place.data_folder(settings), *stores.database(settings)]
+    (wrong,) = (each.what for each in said if each.level == "error")
+    assert f"cannot write {name}/locked:" in wrong
+
+
 @contextmanager
 def somebody_else() -> Iterator[None]:
     """Lose root's rights for a while; others have none to lose."""
@@ -189,6 +200,8 @@ def test_the_kind_of_a_folders_file_system() -> None:
     assert mount_of(Path("/data/heatlens"), mounts).kind == "nfs4"
     assert mount_of(Path("/data/my disk/heatlens"), mounts).kind == "ext4"
     assert mount_of(Path("/database"), mounts).kind == "overlay"
+    hidden = "/dev/sda1 / ext4 rw 0 0\n/dev/sdb1 /größe ext4 rw 0 0\ntmpfs /größe tmpfs rw 0 0\n"
+    assert mount_of(Path("/größe/heatlens"), hidden) == Mount(Path("/größe"), "tmpfs")
 
 
 def test_a_data_folder_in_memory_does_not_last() -> None:

@@ -128,6 +128,7 @@ def test_a_gradient_that_vanishes_is_marked(page: Visit) -> None:
     expect(shown.locator("#model-title")).to_be_focused()
     expect(shown.locator("#facts")).to_contain_text("made up, not trained")
     shown.get_by_role("button", name="Load the model").click()
+    expect(shown.locator("#layers-title")).to_be_focused()  # the pressed button is gone
     expect(layer(page, "blocks")).to_contain_text("Sequential")
     expect(shown.locator("#facts")).to_contain_text("ready on cpu")
     look_with_sample(page, "fading")

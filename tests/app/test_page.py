@@ -213,6 +213,19 @@ def test_a_server_out_of_reach_can_be_tried_again(visit: Visit) -> None:
     visit.assert_clean(errors=1)
 
 
+def test_an_answer_that_was_cut_off_can_be_asked_for_again(visit: Visit) -> None:
+    def cut_off(route: Route) -> None:
+        route.fulfill(content_type="application/json", body='{"image": {')
+
+    visit.page.route("**/v1/predict*", cut_off)
+    visit.page.get_by_role("button", name="sample").click()
+    expect(visit.page.get_by_role("alert")).to_contain_text("cut off")
+    visit.page.unroute("**/v1/predict*", cut_off)
+    visit.page.get_by_role("button", name="Try again").click()
+    visit.await_answer()
+    visit.assert_clean()
+
+
 def test_the_last_of_two_pictures_wins(visit: Visit) -> None:
     visit.give(PICTURES / "chelsea.png")
     visit.give(PICTURES / "coffee.png")

@@ -312,6 +312,16 @@ def test_layers_from_the_first_to_the_last(visit: Visit) -> None:
     visit.assert_clean()
 
 
+def test_a_model_without_layers_that_keep_the_picture_has_no_depth(visit: Visit) -> None:
+    visit.page.route("**/layers", lambda route: route.fulfill(json={"default": None, "layers": []}))
+    chelsea(visit)
+    part = open_part(visit, "depth")
+    expect(part.locator("#depth-note")).to_contain_text("No layer of this model")
+    expect(part.get_by_role("button", name="Play")).to_be_disabled()
+    expect(part.get_by_role("slider", name="Layer")).to_be_disabled()
+    expect(part.locator("#layer-name")).to_have_text("")
+
+
 def test_a_model_that_is_being_loaded_is_waited_for(visit: Visit) -> None:
     tries: list[str] = []
 

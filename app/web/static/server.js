@@ -90,11 +90,16 @@ export async function call(route, { waiting, ...request } = {}) {
 // Settles after a time, or throws what `signal` was aborted with.
 export function pause(milliseconds, signal) {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, milliseconds);
-    signal?.addEventListener("abort", () => {
+    signal?.throwIfAborted();
+    const stop = () => {
       clearTimeout(timer);
       reject(signal.reason);
-    });
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", stop);
+      resolve();
+    }, milliseconds);
+    signal?.addEventListener("abort", stop);
   });
 }
 
@@ -122,17 +127,24 @@ function refusal(status, problem) {
 
 // As `call`, and returns what the JSON of the answer holds.
 export async function ask(route, request = {}) {
-  const response = await call(route, request);
-  const answer = await response.json();
-  request.signal?.throwIfAborted();
-  return answer;
+  return content(await call(route, request), "json", request.signal);
+}
+
+// What is in an answer, read as "json" or "blob". The connection may be lost after the status has come, so this throws
+// as `call` does.
+export async function content(response, kind, signal) {
+  const read = await response[kind]().catch(() => {
+    signal?.throwIfAborted();
+    throw new Problem("The server's answer cannot be read; perhaps it was cut off.", { passing: true });
+  });
+  signal?.throwIfAborted();
+  return read;
 }
 
 // The address of an answer's content within this page, which an <img> can show though it can send no key. Whoever asks
 // for it revokes it.
 export async function objectUrl(route, request) {
-  const response = await call(route, request);
-  return URL.createObjectURL(await response.blob());
+  return URL.createObjectURL(await content(await call(route, request), "blob", request.signal));
 }
 
 // Posts a body that may be large, and returns what the JSON of the answer holds; `progress` is called with the share

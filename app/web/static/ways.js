@@ -1,6 +1,6 @@
 // The ways into a page that all pages share: files that are chosen, dropped anywhere or pasted, and the sample picture.
 
-import { call } from "./server.js";
+import { call, content } from "./server.js";
 
 const SAMPLE = new URL("cat.jpg", import.meta.url);
 
@@ -44,7 +44,5 @@ export function offerChoice(input, take) {
 // Returns the sample picture as a file.
 export async function sample(signal) {
   const response = await call(SAMPLE, { signal });
-  const content = await response.blob();
-  signal?.throwIfAborted();
-  return new File([content], "cat.jpg", { type: "image/jpeg" });
+  return new File([await content(response, "blob", signal)], "cat.jpg", { type: "image/jpeg" });
 }

@@ -45,7 +45,6 @@ _BAD = (
 )
 _PAGES = ("/", "/batch", "/healthz", "/readyz", "/v1/methods", "/v1/models", "/v1/jobs", "/metrics", "/openapi.json")
 _OK, _REFUSED = frozenset({200}), frozenset({400, 413, 415, 422})
-_ANY_BUT_OURS = frozenset(range(200, 500))
 LEFT, BROKEN = 0, -1
 """In the place of a status: the client has left, as it wanted to; the connection has ended without an answer."""
 
@@ -255,8 +254,9 @@ class Visitor:
         if not (jobs := list(self.jobs)):
             return self._page(name, chance)
         path = f"/v1/jobs/{chance.choice(jobs)}/events"
-        # Some stay until the end, which may be long gone, and some leave before.
-        return self.ask(name, Sent("GET", path, right=_ANY_BUT_OURS, leaves_after_s=chance.uniform(0.0, _WATCH_S)))[0]
+        # Some stay until the end, which may be long gone, and some leave before. Finished jobs are deleted meanwhile.
+        leaves_after_s = chance.choice([None, chance.uniform(0.0, _WATCH_S)])
+        return self.ask(name, Sent("GET", path, right=frozenset({200, 404, 503}), leaves_after_s=leaves_after_s))[0]
 
     def look_after_a_job(self, name: str) -> str | None:
         """If the oldest job is over, see that each picture has one result, and delete it; say what is wrong."""

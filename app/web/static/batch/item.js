@@ -41,8 +41,18 @@ async function show() {
     item = await ask(`v1/jobs/${walk.job.id}/items/${number}`, { signal });
     tell();
   } catch (error) {
-    if (!signal.aborted) fail(inWords(error));
+    if (!signal.aborted) showNothing(inWords(error));
   }
+}
+
+// What was there is of another picture.
+function showNothing(detail) {
+  item = undefined;
+  $("item-title").textContent = `Picture ${(walk.place + 1).toLocaleString("en")}`;
+  $("item-waiting").hidden = true;
+  for (const part of document.querySelectorAll(".item-facts > *")) part.hidden = true;
+  drop();
+  fail(detail);
 }
 
 function tell() {

@@ -15,6 +15,7 @@ export class Everything {
   constructor({ id, progress }) {
     this.#job = id;
     this.count = progress.total;
+    this.known = progress.total; // whether they are here or not
     this.complete = true;
   }
 

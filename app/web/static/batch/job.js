@@ -4,7 +4,7 @@ import { $, element } from "../dom.js";
 import { closeItem, goThrough, refreshItem } from "./item.js";
 import { Everything, Found } from "./items.js";
 import { follow } from "./live.js";
-import { fetchItem, focusOn, itemAt, offerSheet, redraw, refill, showItems } from "./sheet.js";
+import { focusOn, itemAt, offerSheet, redraw, refill, showItems } from "./sheet.js";
 import { count, isOver, nameOf, progressWords } from "./words.js";
 import { ask, inWords, onceKeyed, save } from "../server.js";
 
@@ -130,7 +130,16 @@ function inTotal() {
 offerSheet({
   onOpen: (place) => {
     const pictures = source; // another filter may come while the dialog is open
-    goThrough({ job, place, last: () => (pictures.known ?? pictures.count) - 1, fetchItem, left: focusOn });
+    goThrough({
+      job,
+      place,
+      last: () => pictures.known - 1,
+      async fetchItem(wanted) {
+        await pictures.load(wanted, wanted);
+        return pictures.at(wanted);
+      },
+      left: (latest) => latest < source.known && focusOn(latest),
+    });
   },
   onChange: came,
 });

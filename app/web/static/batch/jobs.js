@@ -82,7 +82,7 @@ function update(row, job) {
   row.words.textContent = `${progressWords(job)}. ${new Date(job.created_at).toLocaleString()}, ${size(job.size_bytes)}.`;
   const possible = actionsOf(job);
   const { possible: shown } = row.actions.dataset;
-  if (shown !== ASKED && shown !== String(possible)) offer(row, possible); // else it has the focus perhaps
+  if (shown !== ASKED && shown !== String(possible)) offer(row, possible);
 }
 
 function drop(id) {
@@ -101,8 +101,10 @@ function actionsOf(job) {
 
 function offer(row, possible) {
   const begun = { Cancel: () => change(row, "cancel"), Retry: () => change(row, "retry"), Delete: () => confirm(row) };
+  const held = row.actions.contains(document.activeElement); // which goes
   row.actions.dataset.possible = String(possible);
   row.actions.replaceChildren(...possible.map((name) => button(row, name, begun[name])));
+  if (held) row.actions.lastElementChild.focus();
 }
 
 function button(row, name, onclick) {
@@ -114,10 +116,7 @@ function button(row, name, onclick) {
 
 function confirm(row) {
   row.actions.dataset.possible = ASKED; // what comes in between leaves the question as it is
-  const keep = button(row, "Keep", () => {
-    offer(row, actionsOf(row.job));
-    row.actions.lastElementChild.focus();
-  });
+  const keep = button(row, "Keep", () => offer(row, actionsOf(row.job)));
   const words = element("span", { className: "small", role: "alert" }, "Delete it, with its pictures and results?");
   row.actions.replaceChildren(words, button(row, "Delete for good", () => remove(row)), keep);
   keep.focus();

@@ -37,12 +37,6 @@ export function showItems(from) {
 
 export const itemAt = (place) => source?.at(place);
 
-// Loads one picture that is perhaps not near, for those who go through them one by one.
-export async function fetchItem(place) {
-  await source.load(place, place);
-  return source.at(place);
-}
-
 // Shows what has become known of the pictures that are in sight.
 export function refill() {
   for (const [place, tile] of shown) fill(tile, place);
@@ -186,14 +180,14 @@ const STEPS = {
   ArrowDown: () => active + columns,
   ArrowUp: () => active - columns,
   Home: () => 0,
-  End: () => (source.known ?? source.count) - 1,
+  End: () => source.known - 1,
 };
 
 $("tiles").addEventListener("keydown", (event) => {
   const place = STEPS[event.key]?.();
   if (place === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
   event.preventDefault();
-  if (place >= 0 && place < (source.known ?? source.count)) focusOn(place);
+  if (place >= 0 && place < source.known) focusOn(place);
 });
 let frame;
 sheet.addEventListener("scroll", () => {

@@ -11,7 +11,7 @@ import { GONE, dropLink, offerPermalink } from "./permalink.js";
 import { complain, setState } from "./notice.js";
 import { drawFromServer, drawHere } from "./picture.js";
 import { runNow, running, say, stop, waiting } from "./run.js";
-import { Problem, inWords } from "../server.js";
+import { Problem, content, inWords } from "../server.js";
 import { offerShare, resetShare } from "./share.js";
 import { canRestoreStage, clearHeat, clearStage, offerStage, restoreStage, showFacts, showHeat } from "./stage.js";
 import { post, state } from "./state.js";
@@ -47,7 +47,7 @@ async function look(source, wanted = {}, signal = arriving()) {
     const shown = await drawHere(source, signal);
     const top = wanted.target === undefined ? TOP : ALL;
     const predict = { signal, waiting: (words) => { $("verdict").textContent = words; } };
-    state.answer = await (await post("predict", [["top", top], ...modelOption()], predict)).json();
+    state.answer = await content(await post("predict", [["top", top], ...modelOption()], predict), "json", signal);
     const { image } = state.answer;
     if (shown?.width !== image.width || shown?.height !== image.height) await drawFromServer(image, modelOption(), signal);
     await askFor(wanted, signal);
@@ -64,7 +64,7 @@ async function askFor(wanted, signal) {
   const missing = Object.values(wanted).filter((one) => one !== undefined && !predictions.some(({ index }) => index === one));
   if (!missing.length) return;
   const asked = [["format", "json"], ...missing.map((one) => ["target", one]), ...modelOption(), ...state.applied];
-  const { explanations } = await (await post("explain", asked, { signal })).json();
+  const { explanations } = await content(await post("explain", asked, { signal }), "json", signal);
   predictions.push(...explanations.map(({ target }) => target));
 }
 
@@ -103,8 +103,7 @@ const keyOf = (target, versus) => `${target.index} ${versus?.index ?? ""}`;
 async function explain(options, signal, measures) {
   const drawn = Object.entries({ format: "json", view: "layer", alpha: 1, values: true, ...measures });
   const asked = [...drawn, ...modelOption(), ...options, ...state.applied];
-  const explained = await (await post("explain", asked, { signal, waiting })).json();
-  signal.throwIfAborted();
+  const explained = await content(await post("explain", asked, { signal, waiting }), "json", signal);
   for (const explanation of explained.explanations) {
     state.explanations.set(keyOf(explanation.target, explanation.versus), { ...explanation, facts: explained });
   }

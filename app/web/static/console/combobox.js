@@ -83,5 +83,4 @@ export function suggestLabels(field, list, picked) {
     else return;
     event.preventDefault();
   });
-  return close;
 }

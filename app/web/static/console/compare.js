@@ -6,7 +6,7 @@ import { decode, overlay } from "./heat.js";
 import { layerOptions, SPEED, allMethods, chosenMethod, methodOption } from "./methods.js";
 import { spatialLayers } from "./layers.js";
 import { modelOption } from "./model.js";
-import { inWords } from "../server.js";
+import { content, inWords } from "../server.js";
 import { opacity } from "./stage.js";
 import { post, state } from "./state.js";
 
@@ -62,7 +62,7 @@ async function listLayers() {
   const model = state.answer.model.name;
   if (filled === model) return;
   const listing = await spatialLayers(model).catch(() => null); // without them, each method takes its own
-  if (!listing) return;
+  if (!listing || model !== state.answer.model.name) return; // another model answers by now
   filled = model;
   $("grid-layers").replaceChildren(...layerOptions(listing).reverse());
 }
@@ -119,8 +119,8 @@ async function explain(cell, signal) {
   const options = [...drawn, ...modelOption(), ...question(cell.row, null), ...methodOption(cell.method), ...at];
   const waiting = (words) => { cell.caption.textContent = words; };
   try {
-    const { explanations: [explanation], image } = await (await post("explain", options, { signal, waiting })).json();
-    signal.throwIfAborted();
+    const response = await post("explain", options, { signal, waiting });
+    const { explanations: [explanation], image } = await content(response, "json", signal);
     cell.values = decode(explanation.values, image);
     if ($("one-scale").checked) drawAll();
     else draw(cell);

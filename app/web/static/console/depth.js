@@ -6,7 +6,7 @@ import { decode, overlay } from "./heat.js";
 import { spatialLayers, spread } from "./layers.js";
 import { chosenMethod } from "./methods.js";
 import { modelOption } from "./model.js";
-import { inWords } from "../server.js";
+import { content, inWords } from "../server.js";
 import { opacity } from "./stage.js";
 import { post, state } from "./state.js";
 
@@ -24,7 +24,7 @@ export function offerDepth() {
   $("depth").addEventListener("toggle", resetDepth);
   $("layer").addEventListener("input", () => {
     halt();
-    name();
+    choose($("layer").value);
     clearTimeout(timer);
     timer = setTimeout(show, maps.has(layer()) ? 0 : SETTLED_MS);
   });
@@ -56,6 +56,12 @@ async function begin() {
     const listing = await spatialLayers(state.answer.model.name, signal);
     signal.throwIfAborted();
     layers = spread(listing.layers, MOST).map((each) => each.name);
+    for (const id of ["layer", "play"]) $(id).disabled = !layers.length;
+    if (!layers.length) {
+      $("layer-name").textContent = "";
+      $("depth-note").textContent = "No layer of this model keeps the picture's rows and columns.";
+      return;
+    }
     $("layer").max = layers.length - 1;
     if (!$("layer").dataset.touched) $("layer").value = layers.length - 1;
     name();
@@ -69,8 +75,14 @@ const layer = () => layers[Number($("layer").value)];
 
 const takesLayers = (method) => !method || method.max_layers > 0;
 
-function name() {
+// From now on this place is kept, whatever is explained.
+function choose(place) {
+  $("layer").value = place;
   $("layer").dataset.touched = "yes";
+  name();
+}
+
+function name() {
   const words = `${layer()}, ${Number($("layer").value) + 1} of ${layers.length}`;
   $("layer-name").textContent = words;
   $("layer").setAttribute("aria-valuetext", words);
@@ -86,8 +98,7 @@ async function show() {
   $("depth-note").textContent = `${wanted} is at work…`;
   try {
     const response = await post("explain", options(wanted), { signal, waiting: (words) => { $("depth-note").textContent = words; } });
-    const { explanations: [explanation], image } = await response.json();
-    signal.throwIfAborted();
+    const { explanations: [explanation], image } = await content(response, "json", signal);
     maps.set(wanted, { map: explanation.map, values: decode(explanation.values, image) });
     return draw(wanted);
   } catch (error) {
@@ -125,8 +136,7 @@ async function play() {
   const last = layers.length - 1;
   let place = Number($("layer").value) >= last ? 0 : Number($("layer").value);
   for (; place <= last; place += 1) {
-    $("layer").value = place;
-    name();
+    choose(place);
     const shown = await show();
     if (signal.aborted) return; // whatever is played now is another round
     if (!shown) break;

@@ -1,7 +1,7 @@
 // The picture itself: on the page as the server sees it.
 
 import { $ } from "../dom.js";
-import { call } from "../server.js";
+import { call, content } from "../server.js";
 import { post, state } from "./state.js";
 
 const MAX_SIDE_PX = 1024; // the server's default for max_side
@@ -22,7 +22,7 @@ export async function drawFromServer({ width, height }, options, signal) {
     ? await post("explain", [["format", "jpeg"], ["view", "side_by_side"], ...options], { signal })
     : await call(`v1/images/${encodeURIComponent(id)}/picture`, { options: { max_side: MAX_SIDE_PX }, signal });
   const [w, h] = fitted(width, height);
-  const bitmap = await createImageBitmap(await response.blob(), 0, 0, w, h);
+  const bitmap = await createImageBitmap(await content(response, "blob", signal), 0, 0, w, h);
   signal.throwIfAborted();
   draw(bitmap);
 }

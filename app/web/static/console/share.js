@@ -3,7 +3,7 @@
 import { $ } from "../dom.js";
 import { modelOption } from "./model.js";
 import { linkTo } from "./permalink.js";
-import { call, inWords } from "../server.js";
+import { ask, call, content, inWords } from "../server.js";
 import { curl, heatOf, python } from "./snippets.js";
 import { opacity, shownView } from "./stage.js";
 import { question } from "./classes.js";
@@ -100,13 +100,9 @@ function showText(text, words, undo = "") {
 async function makeLink(signal) {
   const { source } = state;
   if (!source.id) {
-    const response = await post("images", [], { signal });
-    Object.assign(source, await response.json());
-    signal.throwIfAborted();
+    Object.assign(source, await content(await post("images", [], { signal }), "json", signal));
   } else if (!source.expires_at) {
-    const response = await call(`v1/images/${encodeURIComponent(source.id)}`, { signal });
-    Object.assign(source, await response.json());
-    signal.throwIfAborted();
+    Object.assign(source, await ask(`v1/images/${encodeURIComponent(source.id)}`, { signal }));
   }
   const view = [["alpha", opacity()], ["show", shownView()]];
   showText(linkTo(source.id, [...asked(), ...view]), `${SENT} ${inTime(source.expires_at)}.`, DELETE);
@@ -114,8 +110,7 @@ async function makeLink(signal) {
 
 async function makeTags(signal) {
   const response = await post("embed-links", [...asked(), ...drawn().filter(([name]) => name === "alpha")], { signal });
-  embedded = await response.json();
-  signal.throwIfAborted();
+  embedded = await content(response, "json", signal);
   showTag();
 }
 
@@ -157,7 +152,7 @@ async function copy() {
 
 async function download(format, signal) {
   const response = await post("explain", [["format", format], ...asked(), ...drawn()], { signal });
-  const file = URL.createObjectURL(await response.blob());
+  const file = URL.createObjectURL(await content(response, "blob", signal));
   const name = heatOf(state.source.file?.name ?? "picture.jpg", format === "jpeg" ? "jpg" : format);
   Object.assign(document.createElement("a"), { href: file, download: name }).click();
   URL.revokeObjectURL(file);

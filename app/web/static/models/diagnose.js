@@ -2,7 +2,7 @@
 
 import { $, element } from "../dom.js";
 import { figure, fillTable, share } from "./table.js";
-import { Problem, ask, call, inWords } from "../server.js";
+import { Problem, ask, inWords, objectUrl } from "../server.js";
 import { offerFiles, sample } from "../ways.js";
 
 const VERDICTS = {
@@ -75,9 +75,7 @@ function request(file, format, signal) {
 const post = (route, file, signal) => ask(`v1/diagnostics/${route}`, request(file, "json", signal));
 
 async function draw(id, route, file, signal) {
-  const chart = await (await call(`v1/diagnostics/${route}`, request(file, "svg", signal))).blob();
-  signal.throwIfAborted();
-  $(id).src = URL.createObjectURL(chart);
+  $(id).src = await objectUrl(`v1/diagnostics/${route}`, request(file, "svg", signal));
 }
 
 // --- the gradient

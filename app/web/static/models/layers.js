@@ -76,7 +76,11 @@ function line({ name, path, layer, children }, first) {
 
 const unfold = (open) => document.querySelectorAll("#tree details").forEach((each) => (each.open = open));
 
-$("layers-load").addEventListener("click", () => again());
-$("layers-again").addEventListener("click", () => again());
+for (const id of ["layers-load", "layers-again"]) {
+  $(id).addEventListener("click", () => {
+    $("layers-title").focus(); // the button goes
+    again();
+  });
+}
 $("open-all").addEventListener("click", () => unfold(true));
 $("close-all").addEventListener("click", () => unfold(false));
