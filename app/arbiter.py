@@ -15,6 +15,10 @@ def _answers(worker: Any) -> bool:
     return bool(worker.answers[0])
 
 
+def _failed_to_start(worker: Any) -> bool:
+    return not _answers(worker) and getattr(worker, "ended", "") != "asked"
+
+
 def survive_replacements(server: Any) -> None:
     """Go on while some worker answers, though another cannot be replaced, and try that again after a while.
 
@@ -30,7 +34,7 @@ def survive_replacements(server: Any) -> None:
         server.WORKER_BOOT_ERROR = _NO_EXIT_CODE if some_answer else fatal
         reap()
         ended = [worker for pid, worker in before.items() if pid not in server.WORKERS]
-        if some_answer and not all(map(_answers, ended)):
+        if some_answer and any(map(_failed_to_start, ended)):
             not_before = time.monotonic() + _RETRY_BOOT_S
 
     def manage_workers() -> None:
@@ -85,8 +89,11 @@ def count_the_ended(server: Any) -> None:
 
     def kill_worker(pid: int, number: int) -> None:
         worker = server.WORKERS.get(pid)
-        if number == signal.SIGTERM and getattr(worker, "ended", "") == "asked":
-            return  # gunicorn says it each second, of which a process would die that has nearly ended
+        was_asked = getattr(worker, "ended", "") == "asked"
+        if number == signal.SIGTERM and was_asked and _answers(worker):
+            # gunicorn says it each second, of which a process would die that has nearly ended. One that only begins
+            # may not have heard it yet.
+            return
         if worker and number in (signal.SIGTERM, signal.SIGQUIT):
             worker.ended = "asked"
         kill(pid, number)

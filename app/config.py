@@ -19,11 +19,15 @@ from app import machine
 PREFIX = "HEATLENS_"
 SLOT = "LOCAL_RANK"
 """The environment variable that says which of the devices is this process's; torch's own launcher calls it so."""
-GUNICORN_TIMEOUT_S = 3600
+LONGEST_S = 3600
 """The longest time that a setting may give, and that loading may take, a first download included."""
+BOOT_FAILED = 3
+"""gunicorn's own exit code for a worker that cannot start, and need not be tried again."""
 _SHARDS_OF_A_JOB = 20_000
 _PASSWORD = re.compile(r"(://[^/:@]*):.*@")
-_SECRET_CHARACTERS = 32
+_PASSWORD_OPTION = re.compile(r"""([?&](?:ssl)?password=)[^&]*?(?=&|['"]?$)""")
+SECRET_CHARACTERS = 32
+"""Of the secrets that sign links, the shortest has so many."""
 _TEN_YEARS_S = 10 * 365 * 24 * 3600.0
 _SERVICE_LINKS = "Kubernetes sets it for a service of such a name; enableServiceLinks: false in the pod keeps it out."
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\]")
@@ -32,7 +36,7 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-fA-F:
 WORKER_BYTES = 3 * 2**29
 """What a worker with the embedded model takes: 1 GiB was measured under load. Pictures near their limits take more."""
 
-Timeout = Annotated[float, Field(gt=0, lt=GUNICORN_TIMEOUT_S)]
+Timeout = Annotated[float, Field(gt=0, lt=LONGEST_S)]
 
 
 class SettingsError(Exception):
@@ -73,7 +77,11 @@ class Settings(BaseSettings):
         description="Worker processes; 0: one per GPU, else one per core, fewer where memory is short.",
     )
     threads: int = Field(
-        80, ge=1, le=512, description="HTTP threads of each worker: more than HEATLENS_QUEUE_TOTAL, to refuse the rest."
+        96,
+        ge=1,
+        le=512,
+        description="HTTP threads of each worker: more than HEATLENS_QUEUE_TOTAL and HEATLENS_EVENT_STREAMS together, "
+        "to refuse the rest.",
     )
     torch_threads: int = Field(
         0, ge=0, description="Threads of one torch operation; 0: the cores divided among the workers."
@@ -143,22 +151,20 @@ class Settings(BaseSettings):
     queue_size: int = Field(
         32, ge=1, description="Requests that are worked on or wait for one model in one worker; more are refused."
     )
-    queue_total: int = Field(
-        64, ge=1, description="The same for all models of a worker together; less than HEATLENS_THREADS."
-    )
+    queue_total: int = Field(64, ge=1, description="The same for all models of a worker together.")
     request_timeout_s: float = Field(
-        60.0, gt=0, lt=GUNICORN_TIMEOUT_S, description="Time for one request, loading included, in seconds."
+        60.0, gt=0, lt=LONGEST_S, description="Time for one request, loading included, in seconds."
     )
     method_timeouts_s: Annotated[dict[str, Timeout], NoDecode] = Field(
         {}, description="Other times for some methods, as in rise=120,scorecam=90, in seconds."
     )
     header_timeout_s: float = Field(
-        10.0, gt=0, lt=GUNICORN_TIMEOUT_S, description="Time for a request's headers to come in, in seconds."
+        10.0, gt=0, lt=LONGEST_S, description="Time for a request's headers to come in, in seconds."
     )
     client_timeout_s: float = Field(
         30.0,
         gt=0,
-        lt=GUNICORN_TIMEOUT_S,
+        lt=LONGEST_S,
         description="How long a client is waited for that sends no more of its body, or takes no more of its answer, "
         "in seconds.",
     )
@@ -187,7 +193,7 @@ class Settings(BaseSettings):
         0, ge=0, description="Proxies in front whose X-Forwarded-For is believed; 0: a client is who connects."
     )
     graceful_timeout_s: int = Field(
-        30, ge=1, lt=GUNICORN_TIMEOUT_S, description="Time to finish what is in flight at shutdown, in seconds."
+        30, ge=1, lt=LONGEST_S, description="Time to finish what is in flight at shutdown, in seconds."
     )
     model_admin: bool = Field(
         False, description="Whether /v1/models/{model}/load and /unload are answered, each by one worker for itself."
@@ -318,12 +324,15 @@ class Settings(BaseSettings):
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         return {name.strip(): seconds.strip() for name, _, seconds in pairs}
 
-    @field_validator("queue_total")
+    @field_validator("event_streams")
     @classmethod
     def _leave_threads_to_refuse(cls, value: int, info: ValidationInfo) -> int:
-        threads = info.data.get("threads", value + 1)
-        if value >= threads:
-            msg = f"there are only {threads} threads (HEATLENS_THREADS), and none would be left to refuse what is more"
+        threads, places = info.data.get("threads"), info.data.get("queue_total")
+        if threads is not None and places is not None and value + places >= threads:
+            msg = (
+                f"with {places} of HEATLENS_QUEUE_TOTAL these take all {threads} threads (HEATLENS_THREADS), and none "
+                "would be left to refuse what is more"
+            )
             raise PydanticCustomError("too_few_threads", msg)
         return value
 
@@ -409,8 +418,8 @@ class Settings(BaseSettings):
     @field_validator("embed_secrets")
     @classmethod
     def _long_secrets(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        if any(len(secret.get_secret_value()) < _SECRET_CHARACTERS for secret in value):
-            msg = f"each has {_SECRET_CHARACTERS} characters or more, as `openssl rand -base64 32` gives them"
+        if any(len(secret.get_secret_value()) < SECRET_CHARACTERS for secret in value):
+            msg = f"each has {SECRET_CHARACTERS} characters or more, as `openssl rand -base64 32` gives them"
             raise PydanticCustomError("short_secret", msg)
         return value
 
@@ -505,7 +514,7 @@ def _require_file_system(scheme: str) -> None:
 
 def without_password(text: str) -> str:
     """Return a URL as it may be shown; any other text as it is."""
-    return _PASSWORD.sub(r"\1:***@", text)
+    return _PASSWORD.sub(r"\1:***@", _PASSWORD_OPTION.sub(r"\1***", text))
 
 
 def _is_postgresql(text: str) -> bool:
@@ -536,8 +545,8 @@ def load_settings(**overrides: object) -> Settings:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
     if unknown:
-        if any(_by_kubernetes(name) for name in unknown):
-            raise SettingsError(f"{unknown[0]} is not a setting. {_SERVICE_LINKS}")
+        if link := next(filter(_by_kubernetes, unknown), None):
+            raise SettingsError(f"{link} is not a setting. {_SERVICE_LINKS}")
         close = get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; valid are {', '.join(sorted(known))}."
         raise SettingsError(f"{unknown[0]} is not a setting{hint}")

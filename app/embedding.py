@@ -62,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Link:
-    """A link that is good, for so many seconds more."""
+    """A link that is good."""
 
     kept: Kept
     facts: EmbedFacts
@@ -171,7 +171,7 @@ class Embedding:
         item = self._jobs.ledger.item(job.id, options.item)
         explanation = _explanation(item, given.get("target", [0])[0])
         other = {name: value for name, value in given.items() if name not in _OWN | {"target"}}
-        asked = _asked_of_job(job, item, explanation, other.get("method"))
+        asked = _asked_of_job(job, item, explanation, method=other.get("method"), model=other.get("model"))
         overlay = None if other else self._overlay(job, item, explanation)
         return Source(self._picture(item), job_id=job.id, overlay=overlay), asked | other
 
@@ -261,15 +261,24 @@ def _explanation(item: ItemRow, place: object) -> Mapping[str, Any]:
     return found
 
 
-def _asked_of_job(job: JobRow, item: ItemRow, explanation: Mapping[str, Any], method: str | None) -> dict[str, Any]:
-    """Return what a job asked of one target; with another `method`, its parameters and layers are no part of that."""
+def _asked_of_job(
+    job: JobRow, item: ItemRow, explanation: Mapping[str, Any], *, method: str | None, model: str | None
+) -> dict[str, Any]:
+    """Return what a job asked of one target.
+
+    With another `method`, its parameters and layers are no part of that. With another `model` its layers are none,
+    and classes are told by their labels: the same index may be any class there.
+    """
     asked = from_json(job.options)
     said = asked.options.model_dump(include=set(_OF_JOBS), exclude_unset=True)
     versus = explanation["versus"]
     if method is not None and not explainers.get(method).class_specific:
         versus = None  # which such a method does not take
-    of_target = {"target": [explanation["target"]["index"]], "versus": versus and versus["index"]}
-    said |= of_target | {"model": (item.result or {})["model"]["name"]}
+    own = (item.result or {})["model"]["name"]
+    by = "index" if model in (None, own) else "label"
+    said |= {"target": [explanation["target"][by]], "versus": versus and versus[by], "model": own}
+    if by == "label":
+        said.pop("layer", None)
     if method in (None, asked.options.method):
         return said | dict(asked.parameters)
     return {name: value for name, value in said.items() if name not in ("method", "layer")}

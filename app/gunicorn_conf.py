@@ -23,7 +23,7 @@ from gunicorn import systemd
 from gunicorn.glogging import Logger
 
 from app import arbiter, logs, opening
-from app.config import SLOT, load_settings
+from app.config import BOOT_FAILED, SLOT, load_settings
 from app.errors import DatabaseTooNew
 from app.jobs import supervisor
 from app.jobs.supervisor import Supervisors
@@ -38,7 +38,8 @@ threads = _settings.threads
 timeout = 120
 """Seconds after which a worker in which no thread runs any more is killed; no request and no loading is meant."""
 graceful_timeout = _settings.graceful_timeout_s
-keepalive = 5
+keepalive = 75
+"""Seconds for which an idle connection is kept: longer than proxies keep theirs (60 s), or they would answer 502."""
 worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - heartbeat files; a disk can block
 loglevel = _settings.log_level
 accesslog = None  # `app.telemetry` logs every request
@@ -59,8 +60,6 @@ logger_class = _Logger
 
 _LAST_ANSWERS_S = 1.0
 _ENDING_S = 5.0
-_BOOT_FAILED = 3
-"""gunicorn's own exit code for a worker that cannot start."""
 
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _METRICS_PREFIX = "heatlens-metrics-"
@@ -103,7 +102,7 @@ def _require_keys(server: Any) -> None:
         reason = str(error)
     if reason:
         server.log.critical("cannot start: %s", reason)
-        sys.exit(_BOOT_FAILED)
+        sys.exit(BOOT_FAILED)
 
 
 def when_ready(server: Any) -> None:
@@ -225,10 +224,15 @@ def pre_request(_worker: Any, _request: Any) -> None:
 def post_fork(server: Any, worker: Any) -> None:
     """Name the worker's device, give OpenMP its threads before torch is imported, and import our own packages first.
 
+    Until gunicorn looks after signals again this process ends by those that are to end it: it has the master's
+    handlers, which put them into a queue that nobody reads here.
+
     gunicorn puts the working directory on the path, where a folder called `models` would be taken for the package;
     and after USR2 its own folder, whose `http` would be taken for the standard library's.
     """
-    server.WORKER_BOOT_ERROR = _BOOT_FAILED  # also in one of `arbiter.survive_replacements`
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, lambda *_signal: os._exit(0))  # nothing is at work yet that could be finished
+    server.WORKER_BOOT_ERROR = BOOT_FAILED  # also in one of `arbiter.survive_replacements`
     worker.begin_loading()
     os.environ[SLOT] = str(worker.slot)
     os.environ["OMP_NUM_THREADS"] = str(_settings.torch_thread_count)
@@ -246,14 +250,17 @@ def post_worker_init(worker: Any) -> None:
     worker.answers[0] = 1
     if worker.age != 1 or not worker.alive:
         return
-    host, port = worker.sockets[0].getsockname()[:2]
+    address = worker.sockets[0].getsockname()
+    if not isinstance(address, tuple):  # a socket in a folder, for a proxy
+        logging.getLogger(__name__).info("ready at %s", worker.sockets[0])
+        return
+    url = opening.url_of(*address[:2])
     if _settings.log_format == "json":
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         logging.getLogger(__name__).info("ready; try: curl -T cat.jpg %s/v1/explain -o heat.jpg", url)
         return
     from app.cli import welcome
 
-    welcome(host, port)
+    welcome(url)
 
 
 def _answer_before_the_grace_is_over(worker: Any) -> None:

@@ -78,8 +78,7 @@ class Host:
     @property
     def is_to_be_replaced(self) -> bool:
         """Whether this host is of no more use; one that failed just now answers with its error for a while."""
-        state = self.owner.state
-        return state == "closed" or (state == "failed" and time.monotonic() - self._failed > _RETRY_FAILED_S)
+        return self.owner.state == "failed" and time.monotonic() - self._failed > _RETRY_FAILED_S
 
     @property
     def network(self) -> Network:
@@ -134,16 +133,18 @@ class Host:
         return self._run
 
     def _leave(self) -> None:
-        """Leave the memory. The quick way is a graph, whose parts refer to each other: only a collection frees it."""
+        """Leave the memory, where a load that failed may have left the most of a model.
+
+        The quick way is a graph, whose parts refer to each other: only a collection frees it.
+        """
         if self._network is None:
             self._failed = time.monotonic()
-            return
-        self._metrics.unloaded(self.spec.name)
-        on_gpu = self._network.model.device.type == "cuda"
+        else:
+            self._metrics.unloaded(self.spec.name)
         self._network, self.size_bytes = None, 0
         gc.collect()
-        if on_gpu and self.owner.state != "failed":  # a lost device takes no more orders
-            torch.cuda.empty_cache()
+        if not self.owner.is_lost:  # a lost device takes no more orders
+            torch.cuda.empty_cache()  # nothing, where this process never used one
 
     def _batch_size(self, key: Hashable) -> int:
         """Return how many pictures run together; a method that runs the model many times fills the device alone."""

@@ -18,6 +18,8 @@ from models import ModelSpec, Registry
 from models.loading import require_weights
 
 _RETRY_STUCK_S = 10
+_ENDING_S = 1.0
+"""For threads whose work is refused already: one that is about to end is let end, one that hangs is left."""
 _log = logging.getLogger(__name__)
 
 
@@ -61,15 +63,7 @@ class Hosts:
 
         Raises `UnknownModel`, `WeightsUnavailable`, `ShuttingDown` and `DeviceLost`.
         """
-        spec = self._registry.get(name)
-        with self._lock:
-            if self._refusal:
-                raise self._refusal.with_traceback(None)
-            host = self._hosts.pop(name, None)
-            if host is None or host.is_to_be_replaced:
-                host = self._start(spec)
-            self._hosts[name] = host
-        return host
+        return self._get(name, self._loadable(name))
 
     @contextmanager
     def using(self, name: str, *, timeout_s: float) -> Iterator[Host]:
@@ -77,13 +71,13 @@ class Hosts:
 
         Raises what `get` raises, `QueueFull`, `NotReady`, and why the model cannot be loaded.
         """
+        spec = self._loadable(name)  # what cannot be had is no reason to be refused a place
         with ExitStack() as stack:
             with self._lock:
-                self._registry.get(name)  # an unknown name is no reason to be refused a place
                 known = self._hosts.get(name)
                 seconds_each = known.owner.seconds_each if known else 0.0
                 stack.enter_context(self._admission.place(name, seconds_each=seconds_each))
-                host = self.get(name)
+                host = self._get(name, spec)
             host.owner.wait_until_ready(timeout_s=min(timeout_s, self._settings.load_wait_s))
             self._make_room()
             yield host
@@ -110,6 +104,8 @@ class Hosts:
 
     def close(self, *, grace_s: float) -> None:
         """Take no more work, wait `grace_s` seconds at most for what was accepted, and refuse the rest."""
+        if self._refusal:
+            grace_s = min(grace_s, _ENDING_S)
         refusal = ShuttingDown("The service is being shut down; try again in a moment.", retry_after_s=1)
         hosts = self._empty(refusal)
         deadline = time.monotonic() + grace_s
@@ -150,15 +146,30 @@ class Hosts:
             self._refusal = self._refusal or refusal
         return hosts
 
-    def _start(self, spec: ModelSpec) -> Host:
-        may_download = spec.name in self._settings.preloaded
-        if not may_download:
+    def _loadable(self, name: str) -> ModelSpec:
+        """Return a model that is there, or can be loaded; reads files, so it is not for who holds the lock."""
+        spec = self._registry.get(name)
+        host = self.peek(name)
+        if spec.name not in self._settings.preloaded and (host is None or host.is_to_be_replaced):
             require_weights(spec)
+        return spec
+
+    def _get(self, name: str, spec: ModelSpec) -> Host:
+        with self._lock:
+            if self._refusal:
+                raise self._refusal.with_traceback(None)
+            host = self._hosts.pop(name, None)
+            if host is None or host.is_to_be_replaced:
+                host = self._start(spec)
+            self._hosts[name] = host
+        return host
+
+    def _start(self, spec: ModelSpec) -> Host:
         host = Host(
             spec,
             self._settings,
             self._metrics,
-            may_download=may_download,
+            may_download=spec.name in self._settings.preloaded,
             on_loaded=self._welcome,
             on_lost=self._lose,
         )

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _RETRY_S = 5
 _FILE_BYTES = 2**18
 _FREE_S = 1.5
-"""How long a client may keep a thread waiting, all in all, before a place is needed: no line is without a pause."""
+"""How long a client may keep a thread waiting, all in all, before one of the few places for those who wait long is
+needed: no line is without a pause."""
 _MOMENT_S = 0.2
 """For what is under way, as a body behind its headers, a client is waited for even where all places are taken."""
 
@@ -101,14 +102,19 @@ class _Turn:
 
 
 class _Full(Exception):
-    """There is no place to wait for this client."""
+    """There is no place to wait for this client, in this pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self.pool = pool
 
 
 class PacedSocket(socket.socket):
     """A socket on which a request is read and answered by a thread, in blocking mode.
 
-    Between `begin` and `end` a thread that has to wait for the client for long takes one of `places` first, and keeps
-    it until its body was read, or until the end.
+    Between `begin` and `end` a thread that has to wait for the client takes one of all `places`, and one of those to
+    read or to write where it waits for long. It keeps them until its body was read, or until the end; where all are
+    taken a client is waited for a moment.
     """
 
     def __init__(self, accepted: socket.socket, address: object, places: Places, patience: Patience) -> None:
@@ -151,8 +157,8 @@ class PacedSocket(socket.socket):
             try:
                 if not self._wait(self._reading):
                     raise BodyTooSlow(_too_slow(self._patience))
-            except _Full:
-                raise TooManyUploads(_too_many(self._places.reading), retry_after_s=_RETRY_S) from None
+            except _Full as full:
+                raise TooManyUploads(_too_many(full.pool), retry_after_s=_RETRY_S) from None
         data = super().recv(size, flags)
         self._reading.moved(len(data))
         return data
@@ -179,10 +185,10 @@ class PacedSocket(socket.socket):
         try:
             if not self._wait(self._writing):
                 self.gave_up = "it was not taken within HEATLENS_CLIENT_TIMEOUT_S, or too slowly"
-        except _Full:
+        except _Full as full:
             self.gave_up = (
-                f"it is taken slowly, and so are others: {self._places.writing.limit} threads, and "
-                f"{self._places.writing.share} for one address, may wait for that (HEATLENS_THREADS)"
+                f"it is taken slowly, and so are others: {full.pool.limit} threads, and "
+                f"{full.pool.share} for one address, may wait for that (HEATLENS_THREADS)"
             )
         return not self.gave_up
 
@@ -192,14 +198,14 @@ class PacedSocket(socket.socket):
         if not (self._hurried or self._take(self._places.all)):
             if turn.moment_s > 0 and turn.wait(poll, turn.moment_s):
                 return True
-            raise _Full
+            raise _Full(self._places.all)
         if turn.free_s > 0 and turn.pool not in self._held:
             if turn.wait(poll, turn.free_s):
                 return True
             if turn.left_s <= 0:
                 return False
         if self._hurried or not self._take(turn.pool):
-            raise _Full
+            raise _Full(turn.pool)
         return turn.wait(poll, turn.left_s)
 
     def _take(self, pool: Pool) -> bool:

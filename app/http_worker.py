@@ -6,10 +6,13 @@ answer, the main thread looks after it. The master, which reads this, must not i
 
 import errno
 import logging
+import os
 import re
 import selectors
+import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -25,7 +28,7 @@ from gunicorn.http.errors import LimitRequestHeaders
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
 from app import http_errors
-from app.config import GUNICORN_TIMEOUT_S, load_settings
+from app.config import BOOT_FAILED, LONGEST_S, load_settings
 from app.http_errors import Refusal
 from app.http_socket import PacedSocket, Patience, Places
 
@@ -34,8 +37,11 @@ _PROBE = re.compile(rb"(GET|HEAD) /(healthz|readyz|metrics|ping|health|v2/health
 _BODY = re.compile(rb"content-length|transfer-encoding|expect", re.IGNORECASE)
 _PROBE_THREADS = 2
 _LINGER_S = 2.0
-_LINGER_BYTES = 2**20
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_LINGER_AT_MOST_S = 30.0
+_LINGER_BYTES = 2**26
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NOBODY = (errno.EAGAIN, errno.ECONNABORTED)
+_PAUSE_S = 0.1
 _HARD = struct.pack("ii", 1, 0)
 _WATCH_S = 1.0
 _log = logging.getLogger(__name__)
@@ -53,7 +59,8 @@ class Connection(TConn):  # type: ignore[misc]
         self.is_whole = False
         self.waits_in: deque[Any] | None = None
         """Where the main thread has it while it waits; nowhere once a thread handles it, or once it was ended."""
-        self.lingered = 0
+        self.lingered_bytes = 0
+        self.lingers_until = 0.0
         self.data_ready = True  # nothing is handled before
 
     def add(self, data: bytes) -> None:
@@ -99,15 +106,40 @@ class _Body(Body):  # type: ignore[misc]
         self._request = request
         self._connection = connection
 
+    @property
+    def _is_over(self) -> bool:
+        return getattr(self.reader, "length", None) == 0 or getattr(self.reader, "parser", self) is None
+
     def _read_reader(self, size: int) -> bytes:
         try:
             data: bytes = super()._read_reader(size)
         except Exception:
             self._request.force_close()
             raise
-        if getattr(self.reader, "length", None) == 0 or getattr(self.reader, "parser", self) is None:
+        if self._is_over:
             self._connection.end()
         return data
+
+    def begin_answer(self) -> None:
+        """Tell the client to send no other request on this connection where the body of this one is still to come.
+
+        Of a body that nobody wants only a little is read, so that the connection cannot be kept.
+        """
+        if not self._is_over:
+            self._request.force_close()
+
+
+def _announcing(app: Any) -> Any:
+    """Let an app's answers say whether they are the last of their connection."""
+
+    def announcing(environ: dict[str, Any], start_response: Any) -> Any:
+        def start(*answer: Any) -> Any:
+            environ["wsgi.input"].begin_answer()
+            return start_response(*answer)
+
+        return app(environ, start)
+
+    return announcing
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
@@ -130,11 +162,11 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         super().init_process()
 
     def begin_loading(self) -> None:
-        """Tell the master from now on that this process lives, until it serves; loading may take `GUNICORN_TIMEOUT_S`.
+        """Tell the master from now on that this process lives, until it serves; loading may take `LONGEST_S`.
 
         A thread does, so that a process in which no thread runs any more is ended all the same.
         """
-        ends = time.monotonic() + GUNICORN_TIMEOUT_S
+        ends = time.monotonic() + LONGEST_S
 
         def beat() -> None:
             while not self._loaded.wait(_WATCH_S) and time.monotonic() < ends:
@@ -143,11 +175,27 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         threading.Thread(target=beat, name="loading", daemon=True).start()
 
     def load_wsgi(self) -> None:
-        """Load the app."""
+        """Load the app, and start all threads."""
         try:
             super().load_wsgi()
+            self.wsgi.wsgi_app = _announcing(self.wsgi.wsgi_app)
+            self._start(self.tpool, self.cfg.threads)
+            self._start(self._probes, _PROBE_THREADS)
         finally:
             self._loaded.set()
+
+    def _start(self, pool: ThreadPoolExecutor, count: int) -> None:
+        """Start all threads of a pool now: one that the system refuses later would end all that is at work here."""
+        all_run = threading.Barrier(count + 1)
+        try:
+            for _thread in range(count):
+                pool.submit(all_run.wait)  # none is free for another until all are there
+            all_run.wait()
+        except RuntimeError as error:
+            all_run.abort()
+            msg = "cannot start: %s; HEATLENS_THREADS (%d) is too high for the processes that this one may have"
+            _log.critical(msg, error, self.cfg.threads)
+            sys.exit(BOOT_FAILED)
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """Look after connections, and now and then after the models."""
@@ -160,21 +208,28 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     # Connections that wait for their headers, or for the end.
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept a connection, in the place of the one that has waited longest where there are too many."""
-        if self.nr_conns >= self.worker_connections - 1:
-            self._drop_oldest()
+        """Accept a connection, in the place of one that waits where there are too many."""
         try:
             accepted, address = listener.accept()
         except OSError as error:
-            if error.errno in _NO_DESCRIPTORS:
-                if not self._drop_oldest():
-                    self.set_accept_enabled(False)  # until the next turn, at most a second later
-            elif error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
-                raise
+            self._go_on_without(error)
             return
+        if self.nr_conns >= self.worker_connections - 1:
+            self._drop_oldest()
         self.nr_conns += 1
         paced = PacedSocket(accepted, address, self._places, self._patience)
         self._await_head(Connection(self.cfg, paced, address, listener.getsockname()))
+
+    def _go_on_without(self, error: OSError) -> None:
+        """Make room for a connection that cannot be accepted; accept(2) names many reasons, and none is this process's.
+
+        It stays in the queue, so that the next turn comes at once.
+        """
+        if error.errno in _NOBODY or (error.errno in _NO_ROOM and self._drop_oldest()):
+            return
+        if error.errno not in _NO_ROOM:
+            _log.warning("a connection was not accepted: %s", error)
+        time.sleep(_PAUSE_S)  # in place of asking again all the time
 
     def on_client_socket_readable(self, conn: Any, client: Any) -> None:
         """Begin to wait for the next request of a connection that is kept."""
@@ -186,7 +241,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Take what came of a request's headers."""
         if conn.waits_in is not self.pending_conns:  # ended by what else came at the same time
             return
-        if not (data := self._received(conn, _HEAD_BYTES)):
+        if not (data := self._received(conn)):
             if data is not None:
                 self._forget(conn)
                 self._end(conn)
@@ -207,7 +262,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             else:
                 self._end(conn)
         while self._lingering and self._lingering[0].timeout <= now:
-            self._end_lingering(self._lingering[0])
+            conn = self._lingering[0]
+            self._forget(conn)
+            self._end(conn)
 
     def _await_head(self, conn: Connection) -> None:
         """Wait without a thread for the headers of the next request."""
@@ -219,6 +276,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         super()._cap_keepalive(deadline)
         for conn in self.pending_conns:
             conn.timeout = min(conn.timeout, deadline)
+        for conn in self._lingering:
+            conn.lingers_until = min(conn.lingers_until, deadline)
 
     def _refuse_head(self, conn: Connection) -> None:
         """Answer whose headers were too slow; the answer fits into what the kernel sends by itself."""
@@ -229,39 +288,48 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._linger(conn)
 
     def _linger(self, conn: Connection) -> None:
-        """Close the connection once the client has, which has read its answer then; no thread waits for it."""
+        """Close the connection once the client has, which has read its answer then; no thread waits for it.
+
+        One that still sends the rest of a refused body may go on for a while: many clients, proxies among them, look at
+        the answer only after that, and would never see it on a connection that is reset.
+        """
         try:
             conn.sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._end(conn)
             return
         conn.sock.setblocking(False)
+        conn.lingers_until = time.monotonic() + (_LINGER_AT_MOST_S if self.alive else _LINGER_S)
+        self._wait_for_its_end(conn)
+
+    def _wait_for_its_end(self, conn: Connection) -> None:
         conn.timeout = time.monotonic() + _LINGER_S
         self._wait_in(self._lingering, conn, self._discard)
 
     def _discard(self, conn: Connection, _client: Any) -> None:
-        if conn.waits_in is not self._lingering:
+        if conn.waits_in is not self._lingering or (data := self._received(conn)) is None:
             return
-        data = self._received(conn, _HEAD_BYTES)
-        conn.lingered += len(data or b"")
-        if data == b"" or conn.lingered > _LINGER_BYTES:
-            self._end_lingering(conn)
-
-    def _end_lingering(self, conn: Connection) -> None:
         self._forget(conn)
-        self._end(conn)
+        conn.lingered_bytes += len(data)
+        if data and conn.lingered_bytes <= _LINGER_BYTES and time.monotonic() < conn.lingers_until:
+            self._wait_for_its_end(conn)
+        else:
+            self._end(conn)
 
-    def _received(self, conn: Connection, size: int) -> bytes | None:
+    def _received(self, conn: Connection) -> bytes | None:
         """Return what came; nothing where the client has gone, None where it only seemed that something had."""
         try:
-            return conn.sock.recv_now(size)
+            return conn.sock.recv_now(_HEAD_BYTES)
         except BlockingIOError:
             return None
         except OSError:
             return b""
 
     def _drop_oldest(self) -> bool:
-        """End the connection that has kept others waiting longest; say whether one does."""
+        """End a connection that waits: first one that was answered, then one of whom nothing, or not all, has come.
+
+        Of each kind it is the first in line. Say whether there was one.
+        """
         for waiting in (self._lingering, self.keepalived_conns, self.pending_conns):
             if waiting:
                 conn = waiting[0]
@@ -361,7 +429,19 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         _log.info("request", extra={"request_id": request_id, "route": "unreadable", **facts})
         return answer
 
-    def handle_quit(self, sig: int, frame: Any) -> None:
-        """End at once."""
-        self._probes.shutdown(wait=False)
-        super().handle_quit(sig, frame)
+    # Signals.
+
+    def init_signals(self) -> None:
+        """Begin to look after signals, also of SIGTERM while the main thread waits for the models to be loaded."""
+        super().init_signals()
+        signal.siginterrupt(signal.SIGTERM, True)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """End once those who are here were answered: at once where nobody can be, since the app is still loading."""
+        if not self._loaded.is_set():
+            os._exit(0)
+        super().handle_exit(sig, frame)
+
+    def handle_quit(self, _sig: int, _frame: Any) -> None:
+        """End at once. The interpreter's own end would wait for the threads, and so for whoever is being answered."""
+        os._exit(0)

@@ -15,7 +15,7 @@ import string
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import sqlalchemy as sa
@@ -85,9 +85,9 @@ class _Said:
     """What the database said, and when it was asked."""
 
     ever_made: bool
-    keys: Mapping[str, tuple[Key, str]] = field(default_factory=dict)
+    keys: Mapping[str, tuple[Key, str]]
     """By id: those that are neither revoked nor over, with the digests of their secrets."""
-    at: float = -math.inf
+    at: float
 
 
 class Keys:

@@ -1,6 +1,5 @@
 """Whether a server may open its door: never to others than this machine without an API key, unless that is wanted."""
 
-import os
 import socket
 from collections.abc import Iterable
 
@@ -8,6 +7,7 @@ from app.config import Settings
 from app.errors import JobsUnavailable, OutOfSpace
 
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - to compare with, not to bind
+_LOOPBACK = "127.0.0.1"
 
 
 def hosts_of(addresses: Iterable[object]) -> list[str]:
@@ -22,10 +22,21 @@ def hosts_of(addresses: Iterable[object]) -> list[str]:
 def _name_of(descriptor: int) -> object:
     """Return where a socket that is open already listens; what cannot say so may be anywhere."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as inherited:
-            return inherited.getsockname()
+        inherited = socket.socket(fileno=descriptor)
+    except (OSError, ValueError):  # no socket, no descriptor
+        return (_EVERYWHERE, 0)
+    try:
+        return inherited.getsockname()
     except OSError:
         return (_EVERYWHERE, 0)
+    finally:
+        inherited.detach()  # it is gunicorn's, who goes on with it
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL by which this machine reaches a server that listens there."""
+    shown = _LOOPBACK if host in (_EVERYWHERE, "::") else host
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
 def public_host(settings: Settings, hosts: Iterable[str]) -> str | None:

@@ -288,7 +288,7 @@ class Failures:
 
 def _credentials() -> str | None:
     """Return the key that the request has in its headers; what is there of a proxy, and no key, is no matter."""
-    bearer, plain = _bearer(), request.headers.get(API_KEY_HEADER)
+    bearer, plain = _bearer(), _plain()
     if bearer is not None and plain is not None and bearer != plain:
         abort(HTTPStatus.BAD_REQUEST, f"Authorization and {API_KEY_HEADER} have different keys; send one of them.")
     return plain if bearer is None else bearer
@@ -300,13 +300,22 @@ def _bearer() -> str | None:
         token = found.password  # Label Studio can send a key in no other way
     else:
         token = found.token if found is not None and found.type == "bearer" else None
-    return token if token and token.startswith(_KEYS_BEGIN) else None
+    return _ours(token)
+
+
+def _plain() -> str | None:
+    return _ours(request.headers.get(API_KEY_HEADER))
+
+
+def _ours(text: str | None) -> str | None:
+    """Return what may be a key of this server, right or wrong, and not of a gateway before it."""
+    return text if text and text.startswith(_KEYS_BEGIN) else None
 
 
 def _has_key() -> bool:
     """Whether there is a key, right or wrong, in a header that no browser sends by itself."""
     found = request.authorization
-    return API_KEY_HEADER in request.headers or (found is not None and found.type == "bearer" and _bearer() is not None)
+    return _plain() is not None or (found is not None and found.type == "bearer" and _bearer() is not None)
 
 
 def _take_ticket() -> str | None:

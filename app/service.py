@@ -102,6 +102,11 @@ class Service:
         for name in self.settings.preloaded:
             self.hosts.ready(name).require_sound()  # without limit: a first download takes as long as it takes
 
+    def readiness(self) -> tuple[bool, dict[str, str]]:
+        """Say whether the models that are loaded at start are ready, and where each of them stands."""
+        states: dict[str, str] = {name: self.catalogue.state(name) for name in self.settings.preloaded}
+        return all(state == "ready" for state in states.values()), states
+
     def close(self, *, grace_s: float | None = None) -> None:
         """Take no more work, and finish what was accepted, within HEATLENS_GRACEFUL_TIMEOUT_S by default."""
         self.hosts.close(grace_s=self.settings.graceful_timeout_s if grace_s is None else grace_s)
@@ -235,7 +240,9 @@ class Service:
 
 def layers_of(options: QuestionOptions, method: Method, host: Host) -> list[str]:
     """Return the layers that were asked for, or the default one if the method needs one; raises `NoDefaultLayer`."""
-    return list(options.layer) if options.layer or not method.max_layers else [default_layer(host)]
+    if options.layer or not method.max_layers:
+        return [host.network.listed(layer) for layer in options.layer]
+    return [default_layer(host)]
 
 
 def default_layer(host: Host) -> str:

@@ -1,5 +1,6 @@
 """What the server signs: names of embed links, which can be neither guessed nor prolonged, and tickets."""
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from itsdangerous import BadData, URLSafeSerializer
 
-from app.config import Settings
+from app.config import SECRET_CHARACTERS, Settings
 from app.errors import JobsUnavailable
 
 NO_LINK = "-"
@@ -30,8 +31,7 @@ class Signer:
 
     def sign(self, link_id: str, expires_at: float) -> str:
         """Return a token, of letters that a URL takes as they are."""
-        token = self._serializer.dumps([link_id, int(expires_at)])
-        return token.decode() if isinstance(token, bytes) else token
+        return signed(self._serializer, [link_id, int(expires_at)])
 
     def link_of(self, token: str) -> str:
         """Return the id that a token names; `NO_LINK` for one that is forged or over."""
@@ -54,8 +54,17 @@ def serializer(settings: Settings, salt: str) -> URLSafeSerializer:
     return URLSafeSerializer(keys[::-1] or own_secret(settings.data_dir), salt=salt, signer_kwargs=kwargs)
 
 
+def signed(by: URLSafeSerializer, value: object) -> str:
+    """Return a value, signed; it can be read."""
+    text = by.dumps(value)
+    return text.decode() if isinstance(text, bytes) else text
+
+
 def own_secret(folder: Path) -> str:
-    """Return the secret of a data folder, which all its processes share; whoever asks first makes it."""
+    """Return the secret of a data folder, which all its processes share; whoever asks first makes it.
+
+    One that is cut short, or empty, is refused: with it anybody could sign.
+    """
     path = folder / _FILE
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,9 +72,12 @@ def own_secret(folder: Path) -> str:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 _write_privately(path, secrets.token_urlsafe(32))
-            return path.read_text()
-    except OSError as error:
-        _log.warning("HEATLENS_DATA_DIR=%s has no secret that signs embed links: %s", folder, error.strerror)
+            if len(secret := path.read_text()) < SECRET_CHARACTERS:
+                raise OSError(errno.EINVAL, f"{_FILE} has fewer than {SECRET_CHARACTERS} characters; delete it")
+            return secret
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"{_FILE} is no text; delete it"
+        _log.warning("HEATLENS_DATA_DIR=%s has no secret that signs embed links: %s", folder, why)
         msg = f"The secret that signs embed links cannot be read; try again in {_RETRY_AFTER_S} s."
         raise JobsUnavailable(msg, retry_after_s=_RETRY_AFTER_S) from error
 

@@ -9,9 +9,12 @@ from app.config import Settings
 from app.errors import Forbidden
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOADING = frozenset({"models.layers", "models.labels"})
+"""What is safe by its method, and has a model loaded all the same, which takes memory and a download."""
 _OF_OTHERS = frozenset({"cross-site", "same-site"})
 """Another port of this host is the same site, and may be anybody's."""
-_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
+HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?")
+"""What a `Host` is: a name or an address, and a port."""
 _DEFAULT_PORT = {"http": ":80", "https": ":443"}
 _SHOWN = 100
 
@@ -22,7 +25,7 @@ class Sites:
     def __init__(self, settings: Settings) -> None:
         public = settings.public_url.lower()
         self._origins = {origin.lower() for origin in settings.cors_origins}
-        self._names = {"localhost", *(name.lower() for name in settings.hosts)}
+        self._names = {"localhost", *(name.lower().removesuffix(".") for name in settings.hosts)}
         if public:
             scheme, _, host = public.partition("://")
             self._origins.add(_origin(scheme, host))
@@ -50,11 +53,11 @@ class Sites:
     def refuse_other_pages(self, *, has_key: bool) -> None:
         """Raise `Forbidden` where a page of another site has its reader's browser change something here.
 
-        Browsers say so themselves. Without keys, any page could otherwise use a service that only its reader reaches.
-        Where a browser tells the origin alone, as by plain HTTP, a key shows that no other page sent the request: it
-        could add none.
+        To have a model loaded is a change, too. Browsers say themselves for whom they ask. Without keys, any page could
+        otherwise use a service that only its reader reaches. Where a browser tells the origin alone, as by plain HTTP,
+        a key shows that no other page sent the request: it could add none.
         """
-        if request.method in _SAFE:
+        if request.method in _SAFE and request.endpoint not in _LOADING:
             return
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
         if site == "same-origin" or (origin is not None and self._is_own_origin(origin)):
@@ -81,7 +84,7 @@ class Sites:
 
 def _name(host: str) -> str:
     """Return the name in a `Host`, without its port; nothing that is a name where it cannot be read."""
-    found = _HOST.fullmatch(host)
+    found = HOST.fullmatch(host)
     return found[1].lower().removesuffix(".") if found else ""
 
 

@@ -11,13 +11,11 @@ import cv2
 from flask import Flask
 
 from app import create_app, logs, tracing
-from app.config import Settings, SettingsError, load_settings
+from app.config import BOOT_FAILED, Settings, SettingsError, load_settings
 from app.engine import DeviceLost
 from app.errors import DatabaseTooNew, DeviceUnavailable, JobsUnavailable, OutOfSpace
 from app.jobs.database import Database
 from app.known_errors import KNOWN_ERRORS
-
-_BOOT_FAILED = 3  # gunicorn's own exit code for "do not respawn"
 
 
 def application() -> Flask:
@@ -37,12 +35,12 @@ def application() -> Flask:
         sys.exit(1)
     except (SettingsError, DeviceUnavailable, DatabaseTooNew) as error:
         logging.getLogger(__name__).critical("cannot start: %s", error)
-        sys.exit(_BOOT_FAILED)
+        sys.exit(BOOT_FAILED)
     except KNOWN_ERRORS as error:
         logging.getLogger(__name__).critical(
             "cannot start with these models (HEATLENS_DEFAULT_MODEL, HEATLENS_MODELS, HEATLENS_MODELS_DIR): %s", error
         )
-        sys.exit(_BOOT_FAILED)
+        sys.exit(BOOT_FAILED)
     atexit.register(service.close)
     return app
 

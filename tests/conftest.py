@@ -16,6 +16,10 @@ from app.config import Settings
 from tests import zoo
 from tests.support import PICTURES
 
+# pytest imports readline, which tells child processes, as the workers of xdist are, of a terminal that nobody has.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 
 @dataclass(frozen=True)
 class Server:
@@ -32,12 +36,12 @@ def _data_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HEATLENS_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
 
 
-def start_server(cwd: Path | None = None, **settings: str) -> Server:
-    """Start a real server on a free port and wait until it says that it is ready; no worker for jobs, unless asked."""
+def launch_server(cwd: Path | None = None, **settings: str) -> subprocess.Popen[str]:
+    """Begin to start a real server on a free port; no worker for jobs, unless asked."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEATLENS_")}
     settings = {"job_workers": "0", "data_dir": os.environ["HEATLENS_DATA_DIR"], **settings}
     environment |= {f"HEATLENS_{name.upper()}": value for name, value in settings.items()}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "app", "serve", "--port", "0"],
         env=environment,
         cwd=cwd,
@@ -45,6 +49,11 @@ def start_server(cwd: Path | None = None, **settings: str) -> Server:
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def start_server(cwd: Path | None = None, **settings: str) -> Server:
+    """Start a server, as `launch_server` does, and wait until it says that it is ready."""
+    process = launch_server(cwd, **settings)
     assert process.stdout is not None
     lines: list[str] = []
     for line in process.stdout:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import yaml
 
+from app import gunicorn_conf
 from app.config import Settings, load_settings
 from app.keys import SCOPES
 from tests.conftest import start_server, stop_server
@@ -165,6 +166,8 @@ def test_nginx_waits_as_long_and_takes_as_much_as_the_server() -> None:
     assert int(CONFIG.split("proxy_read_timeout ")[1].split("s;")[0]) > _default("HEATLENS_REQUEST_TIMEOUT_S")
     for seconds, setting in re.findall(r"timeout (\d+)s;\s*# (HEATLENS_\w+)", CONFIG):
         assert float(seconds) == _default(setting)
+    assert "keepalive_timeout" not in CONFIG
+    assert gunicorn_conf.keepalive > 60  # for which nginx keeps what it does not use, unless told otherwise
 
 
 def _bytes(size: str) -> int:

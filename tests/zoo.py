@@ -189,6 +189,16 @@ class Stops(Small):
         return super().forward(x)
 
 
+class LeavesThread(Small):
+    """Starts a thread, by a bright picture, that never ends and for which the interpreter's own end would wait."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        look_at(x)
+        if x.amin() > 0.99:
+            threading.Thread(target=threading.Event().wait, daemon=False).start()
+        return super().forward(x)
+
+
 class Ravenous(Small):
     """Needs an exbibyte for a bright picture."""
 
@@ -277,6 +287,7 @@ _FILES = {
     "slow_to_load": 'arch = "python:tests.zoo:SlowToLoad"',
     "hangs": 'arch = "python:tests.zoo:Hangs"',
     "stops": 'arch = "python:tests.zoo:Stops"',
+    "leaves_thread": 'arch = "python:tests.zoo:LeavesThread"',
     "ravenous": 'arch = "python:tests.zoo:Ravenous"',
     "sleepy": 'arch = "python:tests.zoo:Sleepy"',
     "negative": 'arch = "python:tests.zoo:NegativeOnly"',

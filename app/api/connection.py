@@ -4,7 +4,6 @@ import errno
 import logging
 import select
 import socket
-import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,11 +19,10 @@ _log = logging.getLogger(__name__)
 def require_client(environ: Mapping[str, Any]) -> Watch | None:
     """Return what raises `ClientDisconnected` once the client has hung up; None where the server does not tell.
 
-    gunicorn hands its socket over in `environ`. One that speaks TLS is not watched: to look at what it has to read
-    would be to decrypt it.
+    gunicorn hands its socket over in `environ`.
     """
     connection: socket.socket | None = environ.get("gunicorn.socket")
-    if connection is None or isinstance(connection, ssl.SSLSocket):
+    if connection is None:
         return None
     ended = select.poll()  # `select.select` knows no descriptor above 1023
     ended.register(connection, select.POLLRDHUP)  # also where bytes that nobody has read lie before the end

@@ -1,14 +1,17 @@
 """Where a listing goes on: text that means something to this server alone, and only for the listing that gave it."""
 
 import base64
-import binascii
 import hashlib
 import json
-from typing import Any
+from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 from app.errors import BadOption
 
 _CHECK_BYTES = 6
+
+Place = TypeVar("Place")
 
 
 def write_cursor(scope: object, place: object) -> str:
@@ -17,20 +20,21 @@ def write_cursor(scope: object, place: object) -> str:
     return base64.urlsafe_b64encode(_check(scope, text) + text).decode().rstrip("=")
 
 
-def read_cursor(scope: object, cursor: str) -> Any:
+def read_cursor(scope: object, cursor: str, kind: TypeAdapter[Place]) -> Place:
     """Return the place that `write_cursor` was given; raises `BadOption` for any other text, or another listing's.
 
-    The check is no secret: it keeps people from writing cursors and from mixing them up, and guards nothing.
+    The check is no secret: it keeps people from mixing cursors up, and guards nothing. So a place is believed only if
+    it is of the `kind` that the listing writes.
     """
+    msg = "cursor: it is none of this listing; take `next` of the answer before, and leave the other options alone."
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raw = b""
-    check, text = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
-    if check != _check(scope, text) or write_cursor(scope, json.loads(text)) != cursor:
-        msg = "cursor: it is none of this listing; take `next` of the answer before, and leave the other options alone."
+        place = kind.validate_json(raw[_CHECK_BYTES:], strict=True)
+    except ValueError as error:  # no base64, no such place
+        raise BadOption(msg, field="cursor") from error
+    if write_cursor(scope, place) != cursor:
         raise BadOption(msg, field="cursor")
-    return json.loads(text)
+    return place
 
 
 def _check(scope: object, text: bytes) -> bytes:

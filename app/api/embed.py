@@ -1,7 +1,6 @@
 """`/v1/embed-links`, which makes links, and `/embed`, where they lead: for pages of other sites."""
 
 import hashlib
-import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,17 +14,17 @@ from app.api.answering import patience
 from app.api.documents import PROBLEMS, operation_id, picture_operation
 from app.api.requests import read_sent
 from app.embedding import HEAT, IMAGE, PICTURE, Embedding, Link
-from app.errors import BadRequestBody, JobsUnavailable, UnknownLink
+from app.errors import BadRequestBody, JobsUnavailable, OutOfSpace, UnknownLink
 from app.imaging.colormaps import COLORMAPS
 from app.problems import status_of
 from app.schemas.embedding import EmbedAnswer, EmbedFacts, EmbedOptions, EmbedTags, EmbedTarget, EmbedUrls, LinkPath
 from app.security import caller, require_scope
 from app.service import Service
+from app.sites import HOST
 
 _WEB = Path(__file__).parents[1] / "web"
 _FILES = {"heat-lens.js": "embed", "frame.js": "embed", "frame.css": "embed", "icon.svg": "static"}
 """What is served beside the links, so that readers need to reach nothing else; each in its folder."""
-_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d{1,5}))?")
 _MOST_PORT = 65535
 _CACHED_S = 3600
 _CONTROLS_PX = 150
@@ -105,9 +104,12 @@ def links(embedding: Embedding, origins: tuple[str, ...]) -> Blueprint:
     def frame(token: str) -> Response:
         try:
             link = embedding.open(token)
-        except (UnknownLink, JobsUnavailable) as error:
+        except (UnknownLink, JobsUnavailable, OutOfSpace) as error:
             page = render_template("embed.html", facts=None, fault=str(error))
-            return Response(page, status_of(type(error)))
+            response = Response(page, status_of(type(error)))
+            if "retry_after_s" in error.extra:
+                response.headers["Retry-After"] = str(error.extra["retry_after_s"])
+            return response
         facts = link.facts
         page = render_template("embed.html", facts=facts, token=token, words=_words(facts), stops=_stops(facts))
         return Response(page)
@@ -149,7 +151,7 @@ def _media_type(facts: EmbedFacts, name: str) -> str:
 def _asked_for() -> str:
     """Return where the request was sent to, by its own words; raises `BadRequestBody` where they make no URL."""
     host = request.headers.get("Host", "")
-    found = _HOST.fullmatch(host)
+    found = HOST.fullmatch(host)
     if not found or int(found["port"] or 0) > _MOST_PORT:
         msg = f"Host is {host[:100]!r}, which makes no address for links; or the operator sets HEATLENS_PUBLIC_URL."
         raise BadRequestBody(msg, field="Host")

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from werkzeug.exceptions import ClientDisconnected
 
 from app.api.connection import require_client
-from app.errors import JobsUnavailable, TooManyStreams, UnknownJob
+from app.errors import JobsUnavailable, OutOfSpace, TooManyStreams, UnknownJob
 from app.schemas.jobs import item_answer, job_answer
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ class Stream:
                     if self._is_told():
                         yield _event("end", self._answer())
                         return
-                except JobsUnavailable:  # it is waited for: a browser that is refused does not come again
+                except (JobsUnavailable, OutOfSpace):  # it is waited for: a browser that is refused does not come again
                     self._ending.wait(_AWAY_S)
+                yield from self._heartbeat()
                 self._ending.wait(_POLL_S)
                 self._require_client()
         except (ClientDisconnected, UnknownJob):  # nobody is there any more, or nothing
@@ -89,6 +90,10 @@ class Stream:
             self._shown, self._shown_at, self._sent_at = self._job, now, now
             yield told
         yield from self._items()
+
+    def _heartbeat(self) -> Iterator[bytes]:
+        """Break a silence that lasts, also while the database is away."""
+        now = time.monotonic()
         if now - self._sent_at >= _HEARTBEAT_S:
             self._sent_at = now
             yield b": still here\n\n"

@@ -22,8 +22,7 @@ def blueprint(service: Service) -> APIBlueprint:
     @api.get("/readyz", responses={200: Health, 503: Health})
     def readyz() -> Response:
         """Say whether the models that are loaded at start are ready: 200 or 503."""
-        states: dict[str, str] = {name: service.catalogue.state(name) for name in service.settings.preloaded}
-        ready = all(state == "ready" for state in states.values())
+        ready, states = service.readiness()
         health = Health(status="ready" if ready else "not_ready", models=states)
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return Response(health.model_dump_json(), status, content_type="application/json")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from flask import request
-from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
+from werkzeug.exceptions import ClientDisconnected
 
-from app.api.json_limits import parsed
+from app.api.bodies import body, json_object, require_plain
 from app.errors import BadOption, BadRequestBody, UnsupportedMediaType
 from app.jobs.intake import job_too_large, options_of, together
 from app.jobs.jobs import Jobs, Made
@@ -28,9 +28,7 @@ def make_job(jobs: Jobs) -> Made:
     """Make the job that the current request asks for; what the query says is checked before the body is read."""
     key, query = _key(), options_of(request.args.lists())
     jobs.check_early(query)
-    if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
-        msg = f"Content-Encoding {encoding[:100]!r} is not understood; send the body as it is."
-        raise UnsupportedMediaType(msg, field="Content-Encoding", choices=["identity"])
+    require_plain()
     if request.mimetype == _FORM:
         return jobs.receive(_chunks(jobs.settings.max_job_bytes), _boundary(), query, owner=caller(), key=key)
     if request.mimetype == _JSON:
@@ -77,16 +75,9 @@ def _read() -> Iterator[bytes]:
 
 
 def _json() -> dict[str, Any]:
-    data = request.get_data()
-    if request.content_length is not None and len(data) < request.content_length:
-        raise BadRequestBody(f"The body ended after {len(data)} of {request.content_length} bytes.")
-    if request.content_length is None and len(data) >= (request.max_content_length or len(data) + 1):
-        raise RequestEntityTooLarge  # Werkzeug cuts a body in chunks off at the limit
+    found = json_object(body(), _WAYS)
     try:
-        body = parsed(data)
-        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # as it is stored: half characters, infinities
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # as it is stored: half characters, infinities
     except ValueError as error:
         raise BadRequestBody("The body is not valid JSON.") from error
-    if not isinstance(body, dict):
-        raise BadRequestBody(f"The JSON body has to be an object. {_WAYS}")
-    return body
+    return found

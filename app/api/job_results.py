@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Generator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from flask import Response, request
 from flask_openapi3 import APIBlueprint
 from flask_openapi3.types import ResponseDict
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, TypeAdapter
 
 from app.api.connection import whole_or_cut
 from app.api.cursors import read_cursor, write_cursor
@@ -17,6 +17,7 @@ from app.errors import JobsUnavailable, UnknownItem
 from app.jobs import results
 from app.jobs.artifacts import result_key
 from app.schemas.jobs import (
+    JOB_ID,
     ArtifactPath,
     EventsHeaders,
     EventsQuery,
@@ -43,6 +44,8 @@ _PICTURES = {"jpg": "image/jpeg", "png": "image/png", "webp": "image/webp"}
 _ARRAYS = {"npz": "application/x-npz"}
 _RETRY_AFTER_S = 5
 _BINARY = {"type": "string", "format": "binary"}
+_JOB_PLACE = TypeAdapter(tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[str, Field(pattern=JOB_ID)]])
+_ITEM_PLACE = TypeAdapter(Annotated[int, Field(ge=0, lt=2**31)])
 
 
 def add_routes(api: APIBlueprint, jobs: "Jobs", streams: Streams) -> None:
@@ -126,7 +129,7 @@ def _add_streams(api: APIBlueprint, jobs: "Jobs", streams: Streams) -> None:
 def _job_list(jobs: "Jobs", query: JobsQuery) -> JobList:
     owner = None if is_admin() else caller()
     scope = ["jobs", owner, query.status]
-    before = None if query.cursor is None else tuple(read_cursor(scope, query.cursor))
+    before = None if query.cursor is None else read_cursor(scope, query.cursor, _JOB_PLACE)
     found = jobs.ledger.jobs(owner=owner, status=query.status, before=before, limit=query.limit + 1)
     rows, more = found[: query.limit], len(found) > query.limit
     return JobList(
@@ -138,7 +141,7 @@ def _job_list(jobs: "Jobs", query: JobsQuery) -> JobList:
 def _item_list(jobs: "Jobs", job_id: str, query: ItemsQuery) -> ItemList:
     wanted = query.model_dump(exclude={"limit", "cursor"})
     scope = ["items", job_id, wanted]
-    after = None if query.cursor is None else read_cursor(scope, query.cursor)
+    after = None if query.cursor is None else read_cursor(scope, query.cursor, _ITEM_PLACE)
     found = jobs.ledger.items(job_id, after=after, limit=query.limit + 1, **wanted)
     rows, more = found[: query.limit], len(found) > query.limit
     return ItemList(

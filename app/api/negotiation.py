@@ -1,16 +1,11 @@
 """Which of several formats the `Accept` header asks for."""
 
-import re
 from collections.abc import Mapping
 
 from flask import request
 from werkzeug.datastructures import MIMEAccept
-from werkzeug.http import parse_accept_header
 
 from app.errors import NotAcceptable
-
-_PARAMETER = re.compile(r";\s*(?!q=)[^;,]*")
-"""A parameter of a media type, such as `charset=utf-8`: what is offered has none."""
 
 
 def preferred(offered: Mapping[str, str]) -> str:
@@ -18,7 +13,8 @@ def preferred(offered: Mapping[str, str]) -> str:
 
     Raises `NotAcceptable`.
     """
-    wanted = parse_accept_header(_PARAMETER.sub("", request.headers.get("Accept", "")), MIMEAccept)
+    # What is offered has no parameters, as `charset=utf-8` is one.
+    wanted = MIMEAccept((kind.partition(";")[0].rstrip(), weight) for kind, weight in request.accept_mimetypes)
     if not wanted:
         return next(iter(offered.values()))
     best = wanted.best_match(offered)

@@ -18,7 +18,7 @@ from app.cli.doctor import doctor
 from app.cli.evaluate import evaluate
 from app.cli.jobs import jobs_app
 from app.cli.keys import keys_app
-from app.cli.options import options_of
+from app.cli.options import AsJson, options_of
 from app.cli.service import service_here
 from app.config import SettingsError, load_settings
 from app.schemas.answers import MethodInfo
@@ -45,8 +45,6 @@ SAMPLE = Path(__file__).parents[1] / "web" / "static" / "cat.jpg"
 """scikit-image's picture of the cat Chelsea, CC0."""
 
 _DEFAULTS = {name: field.default for name, field in ExplainOptions.model_fields.items()}
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def main() -> None:
@@ -105,10 +103,8 @@ def worker() -> None:
     os.execv(sys.executable, command)  # noqa: S606 - fixed arguments, no shell
 
 
-def welcome(host: str, port: int) -> None:
+def welcome(url: str) -> None:
     """Say that the server answers, and how to try it."""
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - to print, not to bind
-    url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
     # Plain print: the curl line has to survive copying, so nothing may wrap or colour it.
     print(  # noqa: T201
         f"\nHeatLens is ready: {url}\n\nTry it:\n  curl -T {_shell(SAMPLE)} {url}/v1/explain -o heat.jpg\n", flush=True
@@ -180,7 +176,7 @@ def models_list(as_json: AsJson = False) -> None:
 
 
 @models_app.command("show")
-def modelsshow(name: str, as_json: AsJson = False) -> None:
+def models_show(name: str, as_json: AsJson = False) -> None:
     """Describe one model; loads it."""
     detail = _loaded(name).catalogue.model(name)
     show(detail, as_json, ["", ""], [[key, text(value)] for key, value in detail])

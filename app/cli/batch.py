@@ -2,18 +2,19 @@
 
 import json
 import signal
+from contextlib import closing
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from app.cli.console import complain, fail, say
-from app.cli.jobs import AsJson, bar
-from app.cli.options import options_of
+from app.cli.console import complain, err, fail, say
+from app.cli.jobs import bar
+from app.cli.options import AsJson, options_of
+from app.cli.service import service_here
 from app.config import load_settings
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from app.jobs.options import Asked
 
 _ERRORS_SHOWN = 10
-_err = Console(stderr=True)
 
 
 class Layout(StrEnum):
@@ -138,7 +138,7 @@ class _Run:
         raise typer.Exit(1 if tally.failed else 0)
 
     def _explained(self) -> "Tally":
-        with _err.status("looking for pictures"):
+        with err.status("looking for pictures"):
             self._batch.submit_new(self._options, self._batch.source.text)
         unfinished = self._batch.resume(retry=self._retry)
         if unfinished:
@@ -150,7 +150,7 @@ class _Run:
     def _lay_out(self, layout: Layout, summary: Summary) -> None:
         from app.jobs.layouts import lay_out
 
-        with _err.status("laying out the results"):
+        with err.status("laying out the results"):
             for _ in lay_out(self._batch, layout.value, summary.value):
                 pass
 
@@ -179,20 +179,13 @@ def _asked(given: dict[str, Any], pairs: list[str]) -> "Asked":
     """Return the options and the method's own parameters; wrong ones are wrong use."""
     from app.jobs.options import read_options
     from app.known_errors import KNOWN_ERRORS
-    from app.service import Service
-    from models import ModelError
 
     options = options_of(given, pairs)
-    settings = load_settings(workers=1)
-    wanted = (*settings.models, *filter(None, [given["model"]]))  # the operator's own wish may download weights
-    try:
-        service = Service(settings.model_copy(update={"models": wanted}))
-    except ModelError as error:  # a file in the models folder
-        fail(str(error), code=1)
-    try:
-        return read_options(service, options)
-    except KNOWN_ERRORS as error:
-        fail(str(error), code=2)
+    with closing(service_here(given["model"])) as service:
+        try:
+            return read_options(service, options)
+        except KNOWN_ERRORS as error:
+            fail(str(error), code=2)
 
 
 def _require_parquet(summary: Summary) -> None:

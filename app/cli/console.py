@@ -23,7 +23,7 @@ _FAMILIES = {
 }
 
 _out = Console()
-_err = Console(stderr=True)
+err = Console(stderr=True)
 
 
 def say(line: str) -> None:
@@ -33,7 +33,7 @@ def say(line: str) -> None:
 
 def complain(line: str) -> None:
     """Print a line of rich markup where errors go."""
-    _err.print(line, highlight=False, soft_wrap=True)
+    err.print(line, highlight=False, soft_wrap=True)
 
 
 def fail(message: str, *, code: int) -> NoReturn:
@@ -71,7 +71,7 @@ def text(value: object) -> str:
 def watched(items: Sequence[Item], what: str) -> Iterator[tuple[Item, Watch]]:
     """Yield each item with a watch of its work: bars show the items, where there are several, and long work's steps."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
-    with Progress(*columns, TimeRemainingColumn(), console=_err, transient=True, disable=not _err.is_terminal) as bars:
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal) as bars:
         every = bars.add_task(what, total=len(items), visible=len(items) > 1)
         for item in items:
             steps = bars.add_task("steps", total=None, visible=False)

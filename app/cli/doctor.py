@@ -8,11 +8,12 @@ import typer
 from rich.markup import escape
 
 from app.cli.console import print_table, say, text
+from app.cli.options import AsJson
 from app.config import PREFIX, Settings, load_settings
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
     brief: Annotated[bool, typer.Option("--brief", help="Only what is wrong.")] = False,
 ) -> None:
     """Find what is wrong with how the server is set up, and show what there is: devices, models, settings.

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from app.cli.console import complain, fail, print_table, say, watched
+from app.cli.options import AsJson
 from app.cli.pictures import methods_of, pictures_of
 from app.cli.service import service_here
 
@@ -45,7 +46,7 @@ def evaluate(
         bool, typer.Option(help="Whether to explain noisy and mirrored copies too; takes four times as long.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Of the drawn pictures and of the intervals.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how far a model's heatmaps can be trusted, method by method, beside orders that know nothing.
 

@@ -1,6 +1,7 @@
 """`heatlens jobs`: the jobs of the server on this machine, or of its database."""
 
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,12 +9,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from app.cli.console import fail, print_table, say, text
+from app.cli.console import err, fail, print_table, say, text
+from app.cli.options import AsJson
 from app.config import load_settings
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 jobs_app = typer.Typer(no_args_is_help=True, help="The batch jobs of the server on this machine, or of its database.")
 
 _POLL_S = 0.5
-_err = Console(stderr=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of a job, see `heatlens jobs list`.")]
 
 
@@ -108,7 +107,7 @@ def _ledger() -> "Iterator[Ledger]":
     from app.jobs.ledger import Ledger
 
     settings = load_settings()
-    if not settings.database_url and not (settings.data_dir / "jobs.db").exists():
+    if not settings.database_url and not os.path.exists(settings.data_dir / "jobs.db"):
         fail(f"there are no jobs: {settings.data_dir} has no jobs.db (HEATLENS_DATA_DIR).", code=1)
     database = Database(settings)
     try:
@@ -174,7 +173,7 @@ def bar(what: str) -> Iterator[Any]:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn(),
         TextColumn("[red]{task.fields[troubles]}[/]"),
     )  # fmt: skip
-    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bars:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
         task = bars.add_task(escape(what), total=None, troubles="")
 
         def show(total: int, done: int, failed: int, waiting_for: str | None) -> None:

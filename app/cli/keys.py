@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from app.cli.console import complain, fail, print_table, say
+from app.cli.options import AsJson
 from app.config import load_settings
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ keys_app = typer.Typer(
 
 _UNITS_S = {"m": 60, "h": 3600, "d": 24 * 3600}
 _LIFETIME = re.compile(r"([1-9]\d*)([mhd])")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 @keys_app.command("create")

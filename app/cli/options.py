@@ -1,9 +1,13 @@
-"""The options of an explanation, as the commands take them."""
+"""The options that commands share, and those of an explanation as the commands take them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from app.cli.console import fail
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def options_of(given: Mapping[str, Any], pairs: Sequence[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 
 from app.cli import tables
 from app.cli.console import fail, watched
+from app.cli.options import AsJson
 from app.cli.pictures import methods_of, pictures_of, read
 from app.cli.service import service_here
 
@@ -34,7 +35,7 @@ def randomisation(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="So many pictures at most, drawn at random.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Of the made-up weights and of the drawn pictures.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say whether a method's maps change when the model forgets what it has learnt; if not, they do not show it.
 

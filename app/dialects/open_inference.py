@@ -17,7 +17,7 @@ from app.api.models import ModelPath
 from app.clock import Clock
 from app.dialects import tensors
 from app.dialects.asking import PICTURE, Asking, Explanation, check_list_side
-from app.dialects.speaking import ANSWERS, VERSIONS, answer, error_alone, post_alone, preloaded_ready, require_version
+from app.dialects.speaking import ANSWERS, VERSIONS, answer, error_alone, post_alone, require_version
 from app.dialects.tensors import Value, Wanted
 from app.errors import BadOption, BadRequestBody
 from app.problems import speak
@@ -88,7 +88,7 @@ def blueprint(service: Service) -> APIBlueprint:
     @api.get("/health/ready")
     def server_ready() -> Response:
         """Say whether the models that are loaded at start are ready: 200 or 503."""
-        return _ready({}, preloaded_ready(service))
+        return _ready({}, service.readiness()[0])
 
     def model_metadata(path: ModelPath) -> Response:
         """Describe a model: what goes in and what comes out."""

@@ -54,11 +54,6 @@ def at_fault(error: KnownError) -> bool:
     return error.code in PICTURE_FAULTS
 
 
-def preloaded_ready(service: Service) -> bool:
-    """Say whether the models that are loaded at start are ready."""
-    return all(service.catalogue.state(name) == "ready" for name in service.settings.preloaded)
-
-
 def require_version(service: Service, model: str) -> None:
     """Raise `UnknownVersion` for a path that is a model's, with a version behind it that there is none of.
 

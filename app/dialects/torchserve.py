@@ -14,7 +14,7 @@ from app.api.documents import operation_id
 from app.api.models import ModelPath
 from app.api.requests import read_picture
 from app.dialects.asking import MAP, Asking, Explanation, check_list_side, predict_options
-from app.dialects.speaking import ANSWERS, VERSIONS, answer, preloaded_ready, require_version
+from app.dialects.speaking import ANSWERS, VERSIONS, answer, require_version
 from app.drawing import prediction
 from app.errors import BadRequestBody
 from app.jobs.intake import options_of, together
@@ -58,7 +58,7 @@ def blueprint(service: Service) -> APIBlueprint:
     @api.get("/ping")
     def ping() -> Response:
         """Say whether the models that are loaded at start are ready: Healthy, or 503 and Unhealthy."""
-        ready = preloaded_ready(service)
+        ready, _ = service.readiness()
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return answer({"status": "Healthy" if ready else "Unhealthy"}, status)
 

@@ -43,8 +43,8 @@ class Admission:
         """Hold a place; raises `QueueFull`, which says when to come again: `seconds_each` is what one takes."""
         with self._lock:
             self._require_room(name, seconds_each)
+            self._entered(name)  # before the place is taken: where this raises, nobody would give it back
             self._inside[name] += 1
-        self._entered(name)
         try:
             yield
         finally:

@@ -79,6 +79,11 @@ class Owner(Generic[P, R]):
         return "failed" if self.ready.exception() else "ready"
 
     @property
+    def is_lost(self) -> bool:
+        """Whether `lose` was called."""
+        return self._lost is not None
+
+    @property
     def overdue_s(self) -> float:
         """Seconds since the last of those that it works for was to have its answer; 0 while some still may."""
         running = self._running

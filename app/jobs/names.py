@@ -28,9 +28,10 @@ def shown(name: str) -> str:
 
 
 def portable(part: str) -> str:
-    """Return a part of a path as a file may be called on any system, whose name is that of nothing else.
+    """Return a part of a path that Windows takes for no other file than it names elsewhere.
 
-    Of the colon, which begins a hidden stream on Windows, the ends that are left off there, and the names of devices.
+    Changed are the colon, which begins a hidden stream there, spaces and dots at the end, which are left off, and the
+    names of devices. Two parts may become the same.
     """
     plain = shown(part).replace(":", "_").rstrip(" .") or "_"
     return f"_{plain}" if _DEVICES.match(plain) else plain

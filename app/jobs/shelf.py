@@ -166,15 +166,18 @@ class Shelf:
     def _require_room(self, connection: sa.Connection, owner: str, more: int) -> None:
         """Raise `ImagesFull` or `QuotaExceeded`; an index holds all that is summed up."""
         taken = select(func.coalesce(func.sum(kept.c.size_bytes + _BESIDE_BYTES), 0))
-        limit, setting = self._settings.max_kept_images_bytes, "HEATLENS_MAX_KEPT_IMAGES_BYTES"
+        of_all = self._settings.max_kept_images_bytes, "HEATLENS_MAX_KEPT_IMAGES_BYTES"
+        of_caller = self._settings.max_caller_images_bytes, "HEATLENS_MAX_CALLER_IMAGES_BYTES"
+        limit, setting = min(of_all, of_caller)
         if more > limit:
             size = f"{more - _BESIDE_BYTES} bytes, and {_BESIDE_BYTES} beside them,"
             msg = f"{size} are never kept: the limit is {limit} ({setting})."
             raise ImagesFull(msg, limit=limit, setting=setting)
+        limit, setting = of_all
         if int(connection.scalar(taken) or 0) + more > limit:
             msg = f"As much is kept as may be, {limit} bytes ({setting}); delete some, or wait until some is over."
             raise ImagesFull(msg, limit=limit, setting=setting)
-        limit, setting = self._settings.max_caller_images_bytes, "HEATLENS_MAX_CALLER_IMAGES_BYTES"
+        limit, setting = of_caller
         if int(connection.scalar(taken.where(kept.c.owner == owner)) or 0) + more > limit:
             msg = (
                 f"Your pictures and embed links, each with {_BESIDE_BYTES} bytes beside its own, would have more than "

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import logs
-from app.config import GUNICORN_TIMEOUT_S, SLOT, Settings, SettingsError, load_settings
+from app.config import LONGEST_S, SLOT, Settings, SettingsError, load_settings
 from app.engine import DeviceLost
 from app.errors import DatabaseTooNew, DeviceUnavailable, JobsUnavailable, OutOfSpace
 from app.jobs.artifacts import Store
@@ -183,7 +183,7 @@ class Worker:
     def _explain(self, settings: Settings) -> "Explain":
         """Load the models, which takes as long as a download and is no hang, for as long as a server may take."""
         made = ThreadPoolExecutor(1, "loading").submit(self._make_explain, settings)
-        ends = time.monotonic() + GUNICORN_TIMEOUT_S
+        ends = time.monotonic() + LONGEST_S
         while not wait([made], _TICK_S / 10).done:
             if self._stopping.is_set():
                 raise _Stopping

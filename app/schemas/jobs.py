@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 JobStatus = Literal["queued", "running", "succeeded", "completed_with_errors", "failed", "cancelled"]
 ItemStatus = Literal["waiting", "succeeded", "failed", "cancelled"]
 
+JOB_ID = r"^[A-Za-z0-9_-]{1,64}$"
+
 _CURSOR = "Where to go on: `next` of the answer before, with all other options as they were."
 
 
 class JobPath(BaseModel):
     """The job in the path."""
 
-    id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Id of the job, as `POST /v1/jobs` answered it.")
+    id: str = Field(pattern=JOB_ID, description="Id of the job, as `POST /v1/jobs` answered it.")
 
 
 class ItemPath(JobPath):

@@ -217,7 +217,7 @@ def test_a_running_server_follows_the_file_that_is_there(tmp_path: Path, models_
     small = {"models_dir": str(models_dir), "default_model": "small", "workers": "1", "torch_threads": "1"}
     folder, away = tmp_path / "data", tmp_path / "away"
     _, first = keys_of(folder).create("first", ["explain", "jobs"])
-    server = start_server(data_dir=str(folder), **small)
+    server = start_server(data_dir=str(folder), log_level="warning", **small)  # a line a request would fill its pipe
 
     def status(path: str, key: str) -> int:
         return requests.get(server.url + path, headers={"X-API-Key": key}, timeout=60).status_code
@@ -226,6 +226,7 @@ def test_a_running_server_follows_the_file_that_is_there(tmp_path: Path, models_
         deadline = time.monotonic() + 60
         while (found := status(path, key)) != wanted:
             assert time.monotonic() < deadline, found
+            time.sleep(0.05)
 
     try:
         assert status("/v1/jobs", first) == 200

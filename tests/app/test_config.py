@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings, SettingsError, load_settings
+from app.config import Settings, SettingsError, load_settings, without_password
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,13 @@ def test_a_misspelt_variable_is_named_with_the_right_one(monkeypatch: pytest.Mon
     with pytest.raises(
         SettingsError, match="HEATLENS_DEFUALT_MODEL is not a setting; did you mean HEATLENS_DEFAULT_MODEL"
     ):
+        load_settings()
+
+
+def test_a_variable_of_kubernetes_is_told_from_one_that_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEATLENS_DEFUALT_MODEL", "resnet50")
+    monkeypatch.setenv("HEATLENS_PORT_80_TCP", "tcp://10.0.0.1:80")
+    with pytest.raises(SettingsError, match=r"HEATLENS_PORT_80_TCP is not a setting.*enableServiceLinks"):
         load_settings()
 
 
@@ -118,11 +125,23 @@ def test_methods_may_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_some_threads_are_left_to_refuse_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEATLENS_THREADS", "24")
-    monkeypatch.setenv("HEATLENS_QUEUE_TOTAL", "24")
-    with pytest.raises(SettingsError, match=r"HEATLENS_QUEUE_TOTAL=.*only 24 threads \(HEATLENS_THREADS\)"):
+    monkeypatch.setenv("HEATLENS_QUEUE_TOTAL", "20")
+    monkeypatch.setenv("HEATLENS_EVENT_STREAMS", "4")
+    faults = r"HEATLENS_EVENT_STREAMS='4': with 20 of HEATLENS_QUEUE_TOTAL .* all 24 threads \(HEATLENS_THREADS\)"
+    with pytest.raises(SettingsError, match=faults):
         load_settings()
-    monkeypatch.setenv("HEATLENS_QUEUE_TOTAL", "23")
-    assert load_settings().queue_total == 23
+    monkeypatch.setenv("HEATLENS_EVENT_STREAMS", "3")
+    assert load_settings().event_streams == 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("THREADS", "80"), ("QUEUE_TOTAL", "80"), ("EVENT_STREAMS", "32")])
+def test_they_are_where_two_of_the_three_numbers_are_the_usual_ones(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    load_settings()
+    monkeypatch.setenv(f"HEATLENS_{name}", value)
+    with pytest.raises(SettingsError, match=r"HEATLENS_EVENT_STREAMS=.*HEATLENS_QUEUE_TOTAL.*HEATLENS_THREADS"):
+        load_settings()
 
 
 def test_every_setting_says_what_it_is() -> None:
@@ -200,6 +219,9 @@ def test_a_store_whose_library_is_missing_stops_the_start_and_says_what_to_insta
         ("WEBHOOK_SECRET", "hush"),
         ("EMBED_SECRETS", "0123456789abcdef0123456789abcdef,hush"),
         ("RATE_LIMIT_STORAGE", "x://:hush@y"),
+        ("DATABASE_URL", "mysql://host/name?user=me&password=hush"),
+        ("DATABASE_URL", "mysql://host/name?sslpassword=a'hush@b&user=me"),
+        ("DATABASE_URL", "mysql://me:hush@host:1/name?password=hush&sslpassword=hush"),
     ],
 )
 def test_what_is_wrong_with_a_secret_is_said_without_it(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
@@ -207,3 +229,20 @@ def test_what_is_wrong_with_a_secret_is_said_without_it(monkeypatch: pytest.Monk
     with pytest.raises(SettingsError, match=f"HEATLENS_{name}") as caught:
         load_settings()
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://host/name", "postgresql://host/name"),
+        ("postgresql://me:a@b@host/name?sslmode=require", "postgresql://me:***@host/name?sslmode=require"),
+        (
+            "postgresql://h/db?user=u&password=a@b&sslmode=require",
+            "postgresql://h/db?user=u&password=***&sslmode=require",
+        ),
+        ("redis://:a@h:1/0?password=b", "redis://:***@h:1/0?password=***"),
+        ("s3://bucket/prefix", "s3://bucket/prefix"),
+    ],
+)
+def test_a_url_is_shown_without_its_passwords(url: str, shown: str) -> None:
+    assert without_password(url) == shown

@@ -13,10 +13,11 @@ import pytest
 
 from app.config import Settings
 from app.engine import ShuttingDown
-from app.errors import DeviceUnavailable, ModelFailed
+from app.errors import DeviceUnavailable, ModelFailed, ModelTooLarge
 from app.hosting import Host
 from app.hosts import Hosts
 from app.metrics import Metrics
+from app.network import Network
 from app.tasks import Explain, Payload
 from explainers import Explanation, Target
 from explainers.errors import LayerNotSpatial, UnknownLayer
@@ -160,6 +161,23 @@ def test_an_unloaded_model_leaves_the_memory_and_its_thread_ends(models_dir: Pat
     with pytest.raises(ShuttingDown, match="was unloaded"):
         _ = host.model
     assert b"heatlens_loaded_models 0.0" in metrics.page()
+    hosts.close(grace_s=60)
+
+
+def test_a_model_that_is_too_large_leaves_the_memory(models_dir: Path) -> None:
+    settings = Settings(torch_threads=1, default_model="small", model_memory_bytes=1)
+    hosts = Hosts(Registry(models_dir), settings)
+    before = {id(found) for found in gc.get_objects() if type(found) is Network}
+    gc.disable()  # freed when it is refused, and not because the collector happened to come by
+    try:
+        with pytest.raises(ModelTooLarge):
+            hosts.ready("binary")
+        refused = hosts.peek("binary")
+        assert refused is not None
+        refused.owner._thread.join(60)
+        assert {id(found) for found in gc.get_objects() if type(found) is Network} <= before
+    finally:
+        gc.enable()
     hosts.close(grace_s=60)
 
 

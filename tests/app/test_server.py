@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
 import httpx
 import pytest
 from PIL import Image
 
+from app.opening import url_of
 from tests.conftest import Server, start_server, stop_server
 
 pytestmark = pytest.mark.server
@@ -72,6 +74,27 @@ def test_it_starts_in_a_folder_that_has_a_folder_called_models(tmp_path: Path, c
     server = start_server(cwd=tmp_path, workers="1", torch_threads="1")
     assert httpx.post(f"{server.url}/v1/explain", content=cat, timeout=60).status_code == 200
     stop_server(server)
+
+
+def test_an_answer_that_did_not_wait_for_the_body_is_the_last_of_its_connection(server: Server, cat: bytes) -> None:
+    """Or a proxy would send its next request on a connection that is being closed."""
+    last = []
+    for path, body in [("/v1/explain", cat), ("/v1/nowhere", cat), ("/v1/explain", b""), ("/v1/nowhere", b"")]:
+        with socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=60) as client:
+            client.sendall(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+            client.sendall(body)
+            answer = HTTPResponse(client)
+            answer.begin()
+            last.append(answer.will_close)
+    assert last == [False, True, False, False]
+
+
+def test_a_client_that_sends_all_before_it_reads_sees_why_it_was_refused(server: Server) -> None:
+    size = 30 * 2**20  # more than the kernel holds, and than may be sent
+    client = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    client.request("POST", "/v1/explain", bytes(size))
+    assert client.getresponse().status == 413
+    client.close()
 
 
 def test_a_body_in_chunks_beyond_the_limit_is_refused(server: Server) -> None:
@@ -164,6 +187,20 @@ def _heatlens(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=120,
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),  # noqa: S104 - to print
+        ("::", "http://127.0.0.1:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("heat.example.com", "http://heat.example.com:8000"),
+    ],
+)
+def test_the_url_that_is_printed_leads_to_this_machine(host: str, url: str) -> None:
+    assert url_of(host, 8000) == url
 
 
 def test_preload_is_refused_with_the_reason() -> None:

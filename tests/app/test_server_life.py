@@ -6,10 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +21,11 @@ import pytest
 from PIL import Image
 
 from app import gunicorn_conf
-from tests.conftest import Server, start_server, stop_server
+from tests.conftest import Server, launch_server, start_server, stop_server
 
 pytestmark = pytest.mark.server
 
+METRICS = Path(gunicorn_conf.worker_tmp_dir or tempfile.gettempdir())
 LOADING_S = 400
 """Workers load beside others that are busy, and the machine may be so too."""
 
@@ -145,6 +148,83 @@ def test_who_still_waits_when_the_grace_is_over_is_told_so(models_dir: Path, gre
     (answer,) = answers
     assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (503, "shutting_down", "1")
     assert "Traceback" not in said
+
+
+def test_ctrl_c_ends_all_at_once_whoever_still_waits(models_dir: Path, grey: bytes) -> None:
+    server = start_server(
+        models_dir=str(models_dir), default_model="sleepy", workers="1", job_workers="1", torch_threads="1",
+        max_chunk_pictures="1", graceful_timeout_s="600", log_level="warning",
+    )  # fmt: skip
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with suppress(httpx.HTTPError):
+            answers.append(httpx.post(f"{server.url}/v1/explain?method=rise&samples=2500", content=grey, timeout=60))
+
+    client = threading.Thread(target=ask)  # 50 s
+    client.start()
+    until(lambda: b'heatlens_pending{model="sleepy"} 1.0' in httpx.get(f"{server.url}/metrics", timeout=60).content)
+    children = workers(server)
+    assert len(children) == 2
+    (metrics,) = METRICS.glob(f"heatlens-metrics-{server.process.pid}-*")
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGINT)
+    for pid in children:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)  # a terminal tells all
+    said, _ = server.process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    client.join()
+    assert (server.process.returncode, answers) == (0, [])
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert not metrics.exists()
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("where", ["imports torch", "loads its model"])
+def test_a_server_is_stopped_at_once_while_its_worker(tmp_path: Path, where: str) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "import time\n\n\ndef never():\n    print('waits', flush=True)\n    time.sleep(3600)\n"
+    )
+    (tmp_path / "m.toml").write_text(
+        'arch = "python:of_mine:never"\nweights = "random"\nlabels = ["a", "b", "c", "d"]\n'
+        "preprocess = { input_size = 32, mean = [0, 0, 0], std = [1, 1, 1] }\n"
+    )
+    process = launch_server(
+        models_dir=str(tmp_path), default_model="m", workers="1", torch_threads="1", graceful_timeout_s="600",
+        log_level="info", cwd=tmp_path,
+    )  # fmt: skip
+    server = Server("", "", process)
+    assert process.stdout is not None
+    if where == "imports torch":
+        until(lambda: any("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in workers(server)))
+    else:
+        assert any(line == "waits\n" for line in process.stdout)
+    process.terminate()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in said
+
+
+def test_all_threads_are_there_from_the_start(models_dir: Path) -> None:
+    server = start_server(
+        models_dir=str(models_dir), default_model="small", workers="1", torch_threads="1", threads="200",
+        log_level="warning",
+    )  # fmt: skip
+    (worker,) = workers(server)
+    assert len(os.listdir(f"/proc/{worker}/task")) > 200
+    stop_server(server)
+
+
+def test_it_listens_at_a_socket_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "socket"
+    monkeypatch.setenv("GUNICORN_CMD_ARGS", f"--bind unix:{path}")
+    process = launch_server(workers="1", torch_threads="1")
+    assert process.stdout is not None
+    assert any(f"ready at unix:{path}" in line for line in process.stdout)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        assert client.get("http://localhost/readyz", timeout=60).status_code == 200
+    assert "Traceback" not in stop_server(Server("", "", process))
 
 
 def test_a_worker_that_loses_its_device_answers_and_is_replaced(models_dir: Path, grey: bytes) -> None:

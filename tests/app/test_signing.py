@@ -5,10 +5,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from pydantic import SecretStr
 
 from app import signing
 from app.config import Settings
+from app.errors import JobsUnavailable
 from app.signing import NO_LINK, Signer
 
 
@@ -36,6 +38,17 @@ def test_a_token_cannot_be_changed_prolonged_or_used_when_it_is_over(tmp_path: P
     for forged in (f"{longer}.{signature}", payload, f"{payload}.", f".{signature}", "", "\N{SNOWMAN}", "." * 5000):
         assert mine.link_of(forged) == NO_LINK
     assert mine.link_of(mine.sign("abc", 1.0)) == NO_LINK
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"x" * 31, b"\xff" * 40])
+def test_a_secret_that_was_cut_short_signs_nothing_and_opens_nothing(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "embed.secret").write_bytes(text)
+    for _ in range(2):
+        with pytest.raises(JobsUnavailable):
+            signer(tmp_path).sign("abc", 2.0**40)
+        with pytest.raises(JobsUnavailable):
+            signer(tmp_path).link_of("abc.def")
+    assert (tmp_path / "embed.secret").read_bytes() == text
 
 
 def test_all_processes_share_one_secret_that_nobody_else_reads(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def server(models_dir: Path) -> Iterator[Server]:
         torch_threads="1",
         threads=str(THREADS),
         queue_total="3",
+        event_streams="2",
         header_timeout_s="4",
         client_timeout_s="4",
         log_level="info",
@@ -204,10 +205,13 @@ def test_what_is_no_http_is_answered_as_a_problem_with_all_headers(
 
 
 @pytest.mark.server
-def test_probes_are_answered_while_every_thread_is_taken(models_dir: Path, tmp_path: Path) -> None:
+def test_probes_are_answered_while_every_thread_is_taken(
+    models_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GUNICORN_CMD_ARGS", "--threads 3")  # fewer than the settings allow, so that few clients do it
     server = start_server(
         models_dir=str(models_dir), default_model="small", data_dir=str(tmp_path), workers="1", torch_threads="1",
-        threads="3", queue_total="2", log_level="warning",
+        log_level="warning",
     )  # fmt: skip
     job = httpx.post(f"{server.url}/v1/jobs", files={"image": ("cat.jpg", CAT)}, timeout=60).json()["id"]
     with ExitStack() as stack:
@@ -246,7 +250,7 @@ def test_of_too_many_connections_one_that_waits_is_dropped_though_it_speaks_up_j
     monkeypatch.setenv("GUNICORN_CMD_ARGS", f"--worker-connections {most}")
     server = start_server(
         models_dir=str(models_dir), default_model="small", workers="1", torch_threads="1", threads="3",
-        queue_total="1", log_level="warning",
+        queue_total="1", event_streams="1", log_level="warning",
     )  # fmt: skip
     (worker,) = workers(server)
     ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -357,12 +361,12 @@ def test_small_answers_that_are_not_taken_end_the_connection_too(
 
 
 @pytest.fixture
-def pair() -> Iterator[Callable[[float, int], tuple[PacedSocket, socket.socket]]]:
+def pair() -> Iterator[Callable[..., tuple[PacedSocket, socket.socket]]]:
     with ExitStack() as stack:
 
-        def make(timeout_s: float, bytes_per_s: int) -> tuple[PacedSocket, socket.socket]:
+        def make(timeout_s: float, bytes_per_s: int, threads: int = 3) -> tuple[PacedSocket, socket.socket]:
             ours, theirs = socket.socketpair()
-            paced = PacedSocket(ours, HERE, Places(threads=3), Patience(timeout_s, bytes_per_s))
+            paced = PacedSocket(ours, HERE, Places(threads), Patience(timeout_s, bytes_per_s))
             return stack.enter_context(closing(paced)), stack.enter_context(closing(theirs))
 
         yield make
@@ -417,6 +421,23 @@ def test_one_thread_in_three_waits_and_its_place_is_given_back() -> None:
         first.end()
         with pytest.raises(BodyTooSlow):
             second.recv(1)
+
+
+def test_who_is_refused_a_place_is_told_how_many_of_those_there_are(
+    pair: Callable[..., tuple[PacedSocket, socket.socket]],
+) -> None:
+    paced, _silent = pair(60.0, 1000, threads=12)
+    places = paced._places
+    assert [(pool.limit, pool.share) for pool in (places.all, places.reading)] == [(10, 5), (4, 2)]
+    for _other in range(2):
+        assert places.reading.take(HERE[0])
+    with pytest.raises(TooManyUploads, match=r"4 threads of this worker, and 2 for one address"):
+        paced.recv(1)
+    paced.end()
+    for _other in range(5):
+        assert places.all.take(HERE[0])
+    with pytest.raises(TooManyUploads, match=r"10 threads of this worker, and 5 for one address"):
+        paced.recv(1)
 
 
 def test_an_answer_that_is_not_taken_ends_the_connection_and_one_that_is_arrives_whole(

@@ -22,7 +22,7 @@ from app.config import Settings
 from app.embedding import Link
 from app.jobs.rows import Outcome
 from app.jobs.shelf import Kept
-from app.jobs.tables import kept
+from app.jobs.tables import jobs, kept
 from app.schemas.embedding import EmbedAnswer, EmbedFacts
 from app.signing import Signer
 from tests.app.jobs.books import Book, opened, result
@@ -241,6 +241,30 @@ def test_a_jobs_versus_is_left_out_where_a_method_takes_none(place: Place, cat: 
     assert answer.json["code"] == "versus_not_taken"
 
 
+def test_with_another_model_a_jobs_classes_are_told_by_their_labels(
+    models_dir: Path, tmp_path: Path, cat: bytes
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    small = (models_dir / "small.toml").read_text()
+    (folder / "small.toml").write_text(small)
+    # The job's layer, `second`, is none of this network; its classes are in another order.
+    other = 'arch = "torchvision:resnet18"\narch_options = {num_classes = 3}\nlabels = ["cat", "ant", "dog"]\n'
+    (folder / "other.toml").write_text(other + 'weights = "random"\n' + small[small.index("[preprocess]") :])
+    with started(folder, tmp_path / "data", load_wait_s=60) as place:
+        job_id = place.job(cat, versus={"index": 0, "label": "ant", "score": 0.5, "probability": 0.1})
+        with place.book.ledger.database.write() as connection:
+            connection.execute(sa.update(jobs).values(options={"method": "gradcam", "layer": ["second"]}))
+        same = place.link(job=job_id, item=0, model="small")
+        target = same["target"]
+        assert (target["index"], target["label"], same["versus"]) == (2, "Bee", "ant")  # that index, whatever its label
+        moved = place.link(job=job_id, item=0, model="other")
+        assert (moved["model"], moved["target"]["index"], moved["target"]["label"]) == ("other", 0, "cat")
+        assert moved["versus"] == "ant"
+        answer: Any = place.http.post("/v1/embed-links", json={"job": job_id, "item": 0, "target": 1, "model": "other"})
+        assert (answer.status_code, answer.json["code"]) == (422, "unknown_label")  # a bee
+
+
 def test_a_picture_that_changed_since_is_not_shown_as_the_jobs(place: Place, cat: bytes) -> None:
     job_id = place.job(cat)
     place.book.store.write("cat.png", cat + b"\0")
@@ -293,7 +317,7 @@ def test_without_a_secret_readers_are_told_nothing_of_the_disk(models_dir: Path,
     with started(models_dir, tmp_path) as place:
         for way in WAYS:
             answer = place.http.get(f"/embed/x{way}")
-            assert answer.status_code == 503
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
             assert "The secret that signs embed links cannot be read" in answer.text
             assert str(tmp_path) not in answer.text
         assert 'role="alert"' in place.http.get("/embed/x").text

@@ -142,6 +142,10 @@ def test_the_array_is_signed_lies_in_the_displayed_frame_and_is_zero_where_nobod
         ("application/json;charset=utf-8", "application/json"),
         ("application/x-npy", "application/x-npy"),
         ("text/html,application/json;q=0.5", "application/json"),
+        ("image/png; q=0.1, application/json; q=0.9", "application/json"),
+        ("image/png ; Q=0.1, application/json; charset=utf-8; q=0.9", "application/json"),
+        ("image/jpeg; q=0, image/png;q=0.5", "image/png"),
+        ('application/json; title="a, b; c"; q=0.1, image/png; q=0.2', "image/png"),
     ],
 )
 def test_the_accept_header_decides_where_format_does_not(

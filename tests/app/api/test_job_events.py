@@ -16,7 +16,7 @@ import pytest
 from app.api import events
 from app.api.events import Stream, Streams
 from app.config import Settings
-from app.errors import JobsUnavailable, TooManyStreams
+from app.errors import JobsUnavailable, OutOfSpace, ServiceError, TooManyStreams
 from tests.app.jobs.books import Book, opened
 from tests.conftest import Server, start_server, stop_server
 
@@ -243,6 +243,27 @@ def test_a_heartbeat_breaks_the_silence(book: Book, monkeypatch: pytest.MonkeyPa
     assert next(pieces).startswith("retry: ")
     assert next(pieces).startswith("event: progress\n")
     assert [next(pieces), next(pieces)] == [": still here\n\n"] * 2
+
+
+@pytest.mark.parametrize("error", [JobsUnavailable, OutOfSpace])
+def test_the_silence_of_a_database_that_is_away_is_broken_too(
+    book: Book, monkeypatch: pytest.MonkeyPatch, error: type[ServiceError]
+) -> None:
+    monkeypatch.setattr(events, "_HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(events, "_AWAY_S", 0.0)
+    monkeypatch.setattr(events, "_POLL_S", 0.01)
+    asked, ending = [], threading.Event()
+
+    def fail(id_: str) -> None:
+        asked.append(id_)
+        if len(asked) == 3:
+            ending.set()
+        raise error("away")
+
+    pieces = streamed(book, book.submit(["a.jpg"]), ending=ending)
+    assert [next(pieces).split()[0] for _ in range(2)] == ["retry:", "event:"]
+    monkeypatch.setattr(book.ledger, "job", fail)
+    assert list(pieces) == [": still here\n\n"] * 4  # after what was told, and each time that it was asked in vain
 
 
 def test_what_is_written_is_one_line_whatever_a_picture_is_called(book: Book) -> None:

@@ -1,5 +1,7 @@
 """What the routes below `/v1/jobs` tell of jobs that a ledger and a store were filled with."""
 
+import base64
+import hashlib
 import io
 import json
 import re
@@ -12,6 +14,7 @@ import pytest
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from app import create_app
 from app.api.cursors import read_cursor, write_cursor
@@ -199,14 +202,45 @@ def test_a_cursor_belongs_to_one_listing(book: Book, http: FlaskClient) -> None:
     assert numbers(get(http, f"/v1/jobs/{job_id}/items", cursor=cursor, limit=7)) == [1, 2]  # the limit may change
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "{", "", "null", "[]", "{}", "5", "5.5", '"abc"', "[1,2,3]", "[1.5]", '[{},"a"]', '["a","a"]', "[1.5,2]",
+        '[NaN,"a"]', '[Infinity,"a"]', '[1.5,"\\u0000"]', '[1.5,"\\ud800"]', '[1.5,""]', "\xe9",
+    ],
+)  # fmt: skip
+def test_a_cursor_whose_check_is_made_up_as_well_is_refused(http: FlaskClient, place: str) -> None:
+    cursor = forged(["jobs", "127.0.0.1", None], place)
+    assert refused(http, "/v1/jobs", cursor=cursor) == (422, "bad_option", "cursor")
+
+
+@pytest.mark.parametrize("place", ["{", "{}", "-1", "1.5", "true", '"1"', "[1]", "2147483648", "1" + "0" * 30, "01"])
+def test_so_is_one_of_a_jobs_pictures(book: Book, http: FlaskClient, place: str) -> None:
+    job_id = book.submit(["a.jpg"])
+    wanted = dict.fromkeys(("start", "status", "label", "min_confidence", "max_confidence"))
+    assert get(http, f"/v1/jobs/{job_id}/items", cursor=forged(["items", job_id, wanted], "7"))["items"] == []
+    cursor = forged(["items", job_id, wanted], place)
+    assert refused(http, f"/v1/jobs/{job_id}/items", cursor=cursor) == (422, "bad_option", "cursor")
+
+
+def forged(scope: object, text: str) -> str:
+    """What anybody can write who read this code: six bytes of a hash of the listing and the place, and the place."""
+    place = text.encode("latin-1")
+    check = hashlib.blake2s(json.dumps(scope, sort_keys=True).encode() + b"\n" + place, digest_size=6).digest()
+    return base64.urlsafe_b64encode(check + place).decode().rstrip("=")
+
+
+PLACE: TypeAdapter[Any] = TypeAdapter(int | list[float | str])
+
+
 @given(place=st.one_of(st.integers(), st.lists(st.floats(allow_nan=False) | st.text())), data=st.data())
 def test_a_changed_cursor_is_refused(place: object, data: st.DataObject) -> None:
     cursor = write_cursor("here", place)
-    assert read_cursor("here", cursor) == place
+    assert read_cursor("here", cursor, PLACE) == place
     at = data.draw(st.integers(0, len(cursor) - 1))
     letter = data.draw(st.characters(codec="utf-8").filter(lambda other: other != cursor[at]))
     with pytest.raises(BadOption):
-        read_cursor("here", cursor[:at] + letter + cursor[at + 1 :])
+        read_cursor("here", cursor[:at] + letter + cursor[at + 1 :], PLACE)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,14 @@ def test_what_is_no_key_of_ours_is_a_proxys(service: Guarded) -> None:
         assert ask(service, Authorization=f"Bearer {bearer}").status_code == 401
 
 
+def test_a_gateways_own_key_is_none_of_ours_either(models_dir: Path, tmp_path: Path) -> None:
+    service = guarded(tmp_path, models_dir=models_dir, default_model="small", key_failure_limit="1/hour")
+    foreign = {"X-API-Key": "a-gateways"}
+    for _ in range(3):  # which is no wrong one, so it is not counted
+        assert ask(service, **foreign).status_code == 401
+    assert ask(service, Authorization=f"Bearer {service.texts['explain']}", **foreign).status_code == 200
+
+
 def test_every_wrong_key_gets_the_same_answer(service: Guarded) -> None:
     service.make("over", "explain", lifetime_s=1e-6)
     service.make("revoked", "explain")
@@ -345,6 +353,23 @@ def test_pages_of_other_sites_change_nothing(
     assert open_to_site.open(path, method=method, headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("path", ["/v1/models/unheard/layers", "/v1/models/unheard/labels"])
+def test_nor_do_they_have_models_loaded(open_to_site: FlaskClient, path: str) -> None:
+    for site, origin, status in (
+        ("cross-site", None, 403),
+        ("same-site", "http://localhost:8888", 403),
+        ("cross-site", "https://review.example.com", 404),  # it may ask, and there is no such model
+        ("same-origin", None, 404),
+        ("none", None, 404),  # somebody wrote the address
+        (None, None, 404),
+    ):
+        sent = {"Sec-Fetch-Site": site, "Origin": origin}
+        headers = {name: value for name, value in sent.items() if value is not None}
+        assert open_to_site.get(path, headers=headers).status_code == status, sent
+        assert open_to_site.head(path, headers=headers).status_code == status, sent
+    assert open_to_site.get("/v1/models/unheard", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("origin", "host", "status"),
     [
@@ -370,6 +395,7 @@ def test_a_page_of_the_servers_own_address_is_none_of_another_site(
         ({"X-API-Key": "{}", "Origin": "http://heat.lan"}, 400),
         ({"X-API-Key": "{}", "Origin": "http://heat.lan", "Sec-Fetch-Site": "cross-site"}, 403),  # a proxy did
         ({"Authorization": "Bearer of-a-proxy", "Origin": "http://heat.lan"}, 403),
+        ({"X-API-Key": "of-a-proxy", "Origin": "http://heat.lan"}, 403),
         ({"Origin": "http://heat.lan"}, 403),
     ],
 )
@@ -383,8 +409,8 @@ def test_a_key_shows_that_no_page_of_another_site_asks(service: Guarded, headers
     [
         ({}, OWN_NAMES, ["heat.example", "tunnel.example:8000"]),
         (
-            {"hosts": ("Tunnel.example", "[fd00::1]")},
-            [*OWN_NAMES, "tunnel.example", "tunnel.EXAMPLE.:80", "[fd00::1]:8000"],
+            {"hosts": ("Tunnel.example", "dotted.example.", "[fd00::1]")},
+            [*OWN_NAMES, "tunnel.example", "tunnel.EXAMPLE.:80", "dotted.example", "[fd00::1]:8000"],
             ["heat.example"],
         ),
         ({"public_url": "https://heat.example:8443"}, [*OWN_NAMES, "heat.example"], ["tunnel.example"]),

@@ -47,6 +47,11 @@ def url_of(client: FlaskClient, path: str) -> str:
     return str(answer.json["url"])
 
 
+def test_a_ticket_is_good_beside_a_gateways_own_key(service: Guarded, job: str) -> None:
+    url = url_of(service.client("jobs"), f"/v1/jobs/{job}/results.ndjson")
+    assert service.client().get(url, headers={"X-API-Key": "a-gateways"}).status_code == 200
+
+
 def altered(text: str) -> str:
     """The same with another letter in its middle."""
     middle = len(text) // 2

@@ -49,3 +49,14 @@ def test_a_place_is_given_back_after_an_error_and_those_who_count_hear_of_both()
     with admission.place("a", seconds_each=0.0), pytest.raises(QueueFull), admission.place("b", seconds_each=0.0):
         pass
     assert entered == left == {"a": 4}
+
+
+def test_no_place_is_taken_where_it_cannot_be_counted() -> None:
+    def fail(_name: str) -> None:
+        raise ZeroDivisionError
+
+    left: list[str] = []
+    admission = Admission(each=1, total=1, entered=fail, left=left.append)
+    with pytest.raises(ZeroDivisionError), admission.place("a", seconds_each=0.0):
+        pass
+    assert (admission.inside(), left) == (0, [])

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import os
 import re
 import socket
 import threading
@@ -495,3 +496,11 @@ def test_a_socket_that_is_open_already_is_asked_where_it_listens(
         assert public_host(Settings(data_dir=tmp_path), hosts_of([inherited.fileno()])) == host
         assert inherited.getsockname()  # it is open still
     assert hosts_of([inherited.fileno()]) == [ANYWHERE]  # closed, it may be anything
+
+
+def test_asking_what_is_no_socket_leaves_nothing_open(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w") as file:
+        before = os.listdir("/proc/self/fd")
+        assert hosts_of([file.fileno()]) == [ANYWHERE]
+        assert os.listdir("/proc/self/fd") == before
+        file.write("it is open still")

@@ -204,6 +204,9 @@ def test_one_owner_has_a_share(house: House) -> None:
     house.put(100, shelf=shelf, owner="you")
     house.end(first)
     house.put(100, shelf=shelf)
+    for owner in ("me", "new"):  # waiting would not help
+        with pytest.raises(ImagesFull, match=r"are never kept: .*\(HEATLENS_MAX_CALLER_IMAGES_BYTES\)"):
+            house.put(BESIDE_BYTES + 101, shelf=shelf, owner=owner)
 
 
 def test_only_what_is_over_makes_room(house: House) -> None:

@@ -71,7 +71,7 @@ def test_who_loads_a_model_does_not_hang(monkeypatch: pytest.MonkeyPatch, settin
         assert working.is_alive()
     is_loaded.set()
     working.join(20)
-    monkeypatch.setattr(worker_module, "GUNICORN_TIMEOUT_S", 0)
+    monkeypatch.setattr(worker_module, "LONGEST_S", 0)
     stuck = Office(settings.model_copy(update={"data_dir": settings.data_dir / "stuck"}), make)
     is_loaded.clear()
     working = threading.Thread(target=stuck.worker._run_shard, args=[stuck.job_id, 0])
