@@ -37,7 +37,7 @@ serve: $(RUN) ## Install what running needs and start the service (ARGS go to `h
 .PHONY: test
 test: $(TEST) ## Install what the tests need and run them (ARGS go to pytest)
 	@command -v chromium >/dev/null || echo 'No chromium here, which the tests of the page need: apt-get install chromium' >&2
-	@$(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 .PHONY: install
 install: $(DEV) ## Install everything, development tools included, into .venv

@@ -120,7 +120,8 @@ def test_captum_loses_small_differences_of_high_scores(
 
 def test_captum_has_no_kernel_shap_of_one_superpixel() -> None:
     x = pictures(1, 12, 10)
-    with pytest.raises(ValueError, match="found invalid values"):
+    # A ValueError where torch.distributions looks at its arguments, which libraries switch off for the whole process.
+    with pytest.raises((ValueError, RuntimeError), match=r"found invalid values|contains either `inf`, `nan`"):
         KernelShap(lambda x: x.sum(dim=(1, 2, 3))).attribute(x, feature_mask=torch.zeros(1, 1, 12, 10).long())
 
 
