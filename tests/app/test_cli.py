@@ -161,7 +161,7 @@ def test_a_long_method_with_its_parameters(tmp_path: Path) -> None:
 
 def test_a_bar_shows_the_steps_of_long_work_and_none_that_of_short(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
-    monkeypatch.setattr("app.cli.console._err", Console(file=terminal, force_terminal=True, width=80))
+    monkeypatch.setattr("app.cli.console.err", Console(file=terminal, force_terminal=True, width=80))
     job: Job[int, int] = Job("k", 0, deadline=1, limit="its time", clock=lambda: 0)
     for _, watch in watched(["cat.jpg"], "explaining"):
         watch(job)

@@ -240,6 +240,7 @@ def test_a_grid_of_methods_and_classes_on_one_scale(visit: Visit) -> None:
 def test_a_grid_has_a_limit_and_can_be_stopped(visit: Visit) -> None:
     chelsea(visit)
     part = open_part(visit, "compare")
+    expect(part.locator("#grid-classes input")).to_have_count(5)
     for box in part.locator("#grid-classes input").all():
         box.check()
     button, layers = part.get_by_role("button", name="Compare"), part.get_by_label("Layers (none chosen")

@@ -3,7 +3,6 @@
 import fcntl
 import resource
 import socket
-import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -100,13 +99,6 @@ def test_a_socket_that_the_server_has_closed_meanwhile_is_a_hang_up(ends: Ends) 
     server.close()
     with pytest.raises(ClientDisconnected):
         watch(None)  # type: ignore[arg-type]
-
-
-def test_tls_is_not_watched(ends: Ends) -> None:
-    server, _ = ends
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with context.wrap_socket(server, server_side=True, do_handshake_on_connect=False) as wrapped:
-        assert require_client({"gunicorn.socket": wrapped}) is None
 
 
 def test_a_server_that_hands_nothing_over_is_not_watched() -> None:
