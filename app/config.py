@@ -350,7 +350,12 @@ class Settings(BaseSettings):
         if value:
             import limits  # takes a sixth of a second, which most commands do not need
 
-            if any(limit.amount < 1 for limit in limits.parse_many(value)):
+            try:
+                found = limits.parse_many(value)
+            except ValueError as error:
+                msg = "it reads 60/minute, or 60/minute;1000/day, or is empty for any number"
+                raise PydanticCustomError("no_limit", msg) from error
+            if any(limit.amount < 1 for limit in found):
                 msg = "a limit of 0 refuses everybody; leave it empty for any number"
                 raise PydanticCustomError("no_request", msg)
         return value
@@ -493,6 +498,11 @@ class Settings(BaseSettings):
     def torch_thread_count(self) -> int:
         """Threads of one torch operation: as set, else the cores shared among the workers."""
         return self.torch_threads or max(1, machine.cores() // self.worker_count)
+
+    @property
+    def database_shown(self) -> str:
+        """Where the jobs and keys are, as people may be told."""
+        return without_password(self.database_url) or f"{self.data_dir}/jobs.db"
 
     @property
     def preloaded(self) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import gunicorn
 from gunicorn import systemd
 from gunicorn.glogging import Logger
 
@@ -45,6 +44,8 @@ loglevel = _settings.log_level
 accesslog = None  # `app.telemetry` logs every request
 proc_name = "heatlens"
 control_socket_disable = True
+forwarded_allow_ips = ""
+"""Headers change neither path nor scheme, from wherever they come; for proxies there is `HEATLENS_TRUSTED_PROXIES`."""
 
 
 class _Logger(Logger):  # type: ignore[misc]
@@ -190,6 +191,14 @@ def _work_on_jobs(server: Any) -> None:
     server.manage_workers, server.stop = manage_all, stop_all
 
 
+def pre_exec(server: Any) -> None:
+    """Keep gunicorn's folder off the path of the master that replaces this one (USR2): it is run from a file there.
+
+    Its `app` would be taken for ours, and its `http` for the standard library's.
+    """
+    server.cfg.env_orig["PYTHONSAFEPATH"] = "1"
+
+
 def child_exit(_server: Any, worker: Any) -> None:
     """Take a dead worker's gauges out of the metrics, and count it; what it counted stays."""
     from prometheus_client.multiprocess import mark_process_dead
@@ -227,8 +236,7 @@ def post_fork(server: Any, worker: Any) -> None:
     Until gunicorn looks after signals again this process ends by those that are to end it: it has the master's
     handlers, which put them into a queue that nobody reads here.
 
-    gunicorn puts the working directory on the path, where a folder called `models` would be taken for the package;
-    and after USR2 its own folder, whose `http` would be taken for the standard library's.
+    gunicorn puts the working directory on the path, where a folder called `models` would be taken for the package.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_signal: os._exit(0))  # nothing is at work yet that could be finished
@@ -236,7 +244,7 @@ def post_fork(server: Any, worker: Any) -> None:
     worker.begin_loading()
     os.environ[SLOT] = str(worker.slot)
     os.environ["OMP_NUM_THREADS"] = str(_settings.torch_thread_count)
-    path = [entry for entry in sys.path if entry != os.path.dirname(gunicorn.__file__)]
+    path = sys.path[:]
     sys.path[:] = [entry for entry in path if os.path.abspath(entry) != os.getcwd()]
     try:
         import app.wsgi  # noqa: F401
@@ -254,13 +262,16 @@ def post_worker_init(worker: Any) -> None:
     if not isinstance(address, tuple):  # a socket in a folder, for a proxy
         logging.getLogger(__name__).info("ready at %s", worker.sockets[0])
         return
-    url = opening.url_of(*address[:2])
-    if _settings.log_format == "json":
-        logging.getLogger(__name__).info("ready; try: curl -T cat.jpg %s/v1/explain -o heat.jpg", url)
-        return
-    from app.cli import welcome
+    from app.cli import trial, welcome
+    from app.security import gate
 
-    welcome(url)
+    url = opening.url_of(*address[:2])
+    with worker.wsgi.app_context():
+        keyed = gate().are_keys_needed()
+    if _settings.log_format == "json":
+        logging.getLogger(__name__).info("ready; try: %s", trial(url, keyed=keyed))
+    else:
+        welcome(url, keyed=keyed)
 
 
 def _answer_before_the_grace_is_over(worker: Any) -> None:

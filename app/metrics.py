@@ -61,6 +61,11 @@ class Metrics:
         self._requests.labels(route, method, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
+    def expect_problems(self, codes: Iterable[str]) -> None:
+        """Have a zero for each of these codes: of a series that begins with its first problem no rate sees that one."""
+        for code in codes:
+            self._problems.labels(code)
+
     def problem(self, code: str) -> None:
         """Note that a request was answered with a problem."""
         self._problems.labels(code).inc()

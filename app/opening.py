@@ -1,6 +1,8 @@
 """Whether a server may open its door: never to others than this machine without an API key, unless that is wanted."""
 
+import errno
 import socket
+import time
 from collections.abc import Iterable
 
 from app.config import Settings
@@ -8,6 +10,7 @@ from app.errors import JobsUnavailable, OutOfSpace
 
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - to compare with, not to bind
 _LOOPBACK = "127.0.0.1"
+_FREED_WITHIN_S = 5.0
 
 
 def hosts_of(addresses: Iterable[object]) -> list[str]:
@@ -68,3 +71,29 @@ def refusal(settings: Settings) -> str | None:
         "`heatlens keys create NAME --scope explain,jobs`, or let anybody in with `heatlens serve --insecure` "
         "(HEATLENS_INSECURE=true)."
     )
+
+
+def taken(host: str, port: int) -> str | None:
+    """Return why a server cannot listen there, if so.
+
+    It waits as long as gunicorn would: workers of a master that was killed may hold the port for a moment.
+    """
+    deadline = time.monotonic() + _FREED_WITHIN_S
+    while (number := _bind(host, port)) == errno.EADDRINUSE and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if number == errno.EADDRINUSE:
+        return f"port {port} is taken; name another with --port or HEATLENS_PORT (0: a free one)."
+    if number == errno.EACCES:
+        return f"this user may not listen at port {port}; name one from 1024 on with --port or HEATLENS_PORT."
+    return None  # or gunicorn says why
+
+
+def _bind(host: str, port: int) -> int | None:
+    """Return the number of the error with which listening there fails, as gunicorn does it."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, port))
+    except OSError as error:
+        return error.errno
+    return None

@@ -90,6 +90,8 @@ def register(app: Flask) -> None:
     app.register_error_handler(HTTPException, _http)
     app.register_error_handler(ParseException, _unreadable)
     app.register_error_handler(Exception, _unknown)
+    metrics = app.extensions["heatlens"].metrics
+    metrics.expect_problems(error.code for error in documented_errors() if _is_watched(error.status))
 
 
 def speak(app: App, pattern: re.Pattern[str], shape: Shape) -> None:
@@ -166,6 +168,11 @@ def _classes(base: type[KnownError]) -> list[type[KnownError]]:
     """Return the errors below `base` that have a code of their own."""
     below = [error for child in base.__subclasses__() for error in (child, *_classes(child))]
     return [error for error in below if "code" in vars(error)]
+
+
+def _is_watched(status: int) -> bool:
+    """Whether a problem may concern whoever runs the server, and not the client alone."""
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.UNAUTHORIZED
 
 
 def _known(error: KnownError) -> Response:

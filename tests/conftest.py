@@ -58,7 +58,7 @@ def start_server(cwd: Path | None = None, **settings: str) -> Server:
     lines: list[str] = []
     for line in process.stdout:
         lines.append(line)
-        if found := re.search(r"curl -T .* (http://\S+)/v1/explain", line):
+        if found := re.search(r"curl .*-T .* (http://\S+)/v1/explain", line):
             return Server(found[1], "".join(lines), process)
     msg = f"the server stopped with {process.wait()}:\n{''.join(lines)}"
     raise RuntimeError(msg)

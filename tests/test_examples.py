@@ -1,4 +1,4 @@
-"""The examples for nginx and Kubernetes are right: a real nginx in front of a real server, and manifests that fit."""
+"""The examples for nginx, systemd and Kubernetes are right: a real nginx before a real server, and files that fit."""
 
 import os
 import re
@@ -246,3 +246,30 @@ def test_the_key_command_of_the_manifest_is_one() -> None:
     assert (create, option) == ("create", "--scope")
     assert set(scopes.split(",")) <= set(SCOPES)
     assert re.fullmatch("[A-Za-z0-9._-]+", name)
+
+
+UNIT = EXAMPLES / "systemd" / "heatlens.service"
+
+
+def _directives(name: str) -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
+
+
+def test_the_unit_sets_what_are_settings_and_stops_after_the_server_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = dict(pair.split("=", 1) for line in _directives("Environment") for pair in line.split())
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    settings = load_settings()
+    (state,), (stop_s,), (files,) = map(_directives, ("StateDirectory", "TimeoutStopSec", "LimitNOFILE"))
+    assert settings.data_dir == Path("/var/lib") / state
+    assert all(Path(value).is_relative_to(settings.data_dir) for value in variables.values())
+    assert int(stop_s) > settings.graceful_timeout_s + gunicorn_conf._ENDING_S
+    assert int(files) > 200 + 4 * settings.threads
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    require(shutil.which("systemd-analyze") is not None, "systemd-analyze, from Debian's package systemd")
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/heatlens/.venv/bin/heatlens", shutil.which("true") or ""))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

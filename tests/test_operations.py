@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import sqlite3
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from app import create_app
 from app.cli import app
 from app.config import Settings
 from app.jobs.database import Database
@@ -65,6 +68,24 @@ def test_every_error_that_is_named_can_be_answered() -> None:
         assert set(names.split("|")) <= codes.keys()
 
 
+def test_each_error_that_a_rule_counts_has_a_zero_before_the_first(models_dir: Path, tmp_path: Path) -> None:
+    """Of a series that begins at one, Prometheus sees no increase, so the first incident would be silent."""
+    service = create_app(Settings(models_dir=models_dir, default_model="small", data_dir=tmp_path))
+    page = service.test_client().get("/metrics").text
+    service.extensions["heatlens"].close()
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    zeros = {each.labels["code"] for each in samples if each.name == "heatlens_problems_total" and each.value == 0}
+    asked = re.findall(r'heatlens_problems_total\{code=~?"([a-z_|]+)"', " ".join(rule["expr"] for rule in RULES))
+    assert asked
+    assert {code for codes in asked for code in codes.split("|")} <= zeros
+
+
+def test_no_rule_takes_what_was_never_counted_for_zero() -> None:
+    """A sum of nothing is nothing, which equals no number; `unless` says what is meant."""
+    for rule in RULES:
+        assert not re.search(r"\) == 0", rule["expr"]), rule["alert"]
+
+
 def test_rules_have_a_name_of_their_own_and_wait() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES) >= 8
     for rule in RULES:
@@ -89,3 +110,25 @@ def test_commands_exist_with_their_options(line: str) -> None:
 def test_files_that_are_named_are_there() -> None:
     for target in re.findall(r"\]\(([^)#]+)", TEXT):
         assert (REPOSITORY / "docs" / target).exists(), target
+
+
+def test_the_backup_takes_what_is_there_and_shows_it_to_nobody_else(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    database = Database(Settings(data_dir=data))
+    database.migrate()
+    database.close()
+    (block,) = re.findall(r"^(# one machine, .*?)^# Postgres", TEXT, re.DOTALL | re.MULTILINE)
+    command = ["bash", "-euc", block.replace("/data", str(data)).replace("/backup", str(backup))]
+    subprocess.run(command, check=True)
+    assert [file.name for file in backup.iterdir()] == ["jobs.db"]
+    assert (backup.stat().st_mode & 0o777, (backup / "jobs.db").stat().st_mode & 0o777) == (0o700, 0o600)
+    (data / "jobs" / "1").mkdir(parents=True)
+    (data / "jobs" / "1" / "0.jpg").write_bytes(b"picture")
+    (data / "embed.secret").write_text("secret")
+    subprocess.run(command, check=True)
+    assert (backup / "jobs" / "1" / "0.jpg").read_bytes() == b"picture"
+    assert (backup / "embed.secret").read_text() == "secret"
+    with sqlite3.connect(backup / "jobs.db") as restored:
+        assert restored.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert restored.execute("SELECT count(*) FROM sqlite_master").fetchone() > (0,)
+    restored.close()

@@ -49,6 +49,10 @@ def models(settings: Settings) -> Iterator[Finding]:
     try:
         registry = Registry(settings.models_dir)
     except ModelError as why:
+        if settings.models_dir and not settings.models_dir.is_dir():
+            what = f"the server does not start: {settings.models_dir} is no folder"
+            yield error("models_dir", what, "make it, or correct the path")
+            return
         yield error("models_dir", f"the server does not start: {why}", "correct the file, or take it away")
         return
     except OSError as why:
@@ -111,13 +115,17 @@ def threads(settings: Settings) -> Iterator[Finding]:
 
 def data_folder(settings: Settings) -> Iterator[Finding]:
     """The data folder: writable, local, lasting, with room."""
-    folder = _existing(settings.data_dir)
-    if not _is_writable(folder):
-        what = f"user {os.geteuid()} cannot write {folder}: no jobs, no keys, no links"
-        yield error("data_dir", what, f"chown {os.geteuid()} {folder}, or mount it for writing, or name another")
+    folder, user = _existing(settings.data_dir), os.geteuid()
+    is_writable = _is_writable(folder)
+    if not is_writable and folder == settings.data_dir:
+        what = f"user {user} cannot write {folder}: no jobs, no keys, no links"
+        yield error("data_dir", what, f"chown {user} {folder}, or mount it for writing, or name another")
+    elif not is_writable:  # what it would be made in may be the system's own, and is not to be given away
+        what = f"user {user} cannot write {folder} to make {settings.data_dir}: no jobs, no keys, no links"
+        yield error("data_dir", what, f"as root: install -d -o {user} -m 700 {settings.data_dir}; or name another")
     elif foreign := _not_ours(settings.data_dir):
-        what = f"user {os.geteuid()} cannot write {', '.join(foreign)} in {folder}, which somebody else made"
-        yield error("data_dir", what, f"chown -R {os.geteuid()} {folder}; run every heatlens command as this user")
+        what = f"user {user} cannot write {', '.join(foreign)} in {folder}, which somebody else made"
+        yield error("data_dir", what, f"chown -R {user} {folder}; run every heatlens command as this user")
     mount = mount_of(folder.resolve(), os.fsdecode(_MOUNTS.read_bytes()))
     if mount.kind in _NETWORK and not settings.database_url:
         what = f"{folder} is on a network ({mount.kind}), where SQLite's locks cannot be relied on"
@@ -126,7 +134,7 @@ def data_folder(settings: Settings) -> Iterator[Finding]:
         what = f"{folder} is on {mount.kind}: jobs, keys and links do not outlive the container or the machine"
         yield warning("data_dir", what, "a volume")
     free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < settings.min_free_bytes:
+    if is_writable and free_bytes < settings.min_free_bytes:
         what = f"{folder} has {free_bytes} bytes left, less than HEATLENS_MIN_FREE_BYTES: no job is taken"
         yield error("data_dir", what, "make room, or keep jobs for less time: HEATLENS_JOB_RETENTION_S")
 

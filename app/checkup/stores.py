@@ -24,7 +24,6 @@ def database(settings: Settings) -> Iterator[Finding]:
     """The jobs' database: reachable, of this version, with a clock like ours."""
     if not settings.database_url and not os.path.exists(settings.data_dir / "jobs.db"):
         return  # it is made at the first start
-    shown = without_password(settings.database_url) or f"{settings.data_dir}/jobs.db"
     setting = "database_url" if settings.database_url else "data_dir"
     database = Database(settings)
     try:
@@ -33,7 +32,7 @@ def database(settings: Settings) -> Iterator[Finding]:
             yield from _clock(connection)
     except (JobsUnavailable, OutOfSpace) as why:
         reason = str(getattr(why.__cause__, "orig", why)).strip().replace("\n", " ")
-        what = f"{shown} does not answer: no jobs, and where keys are needed, no requests. {reason}"
+        what = f"{settings.database_shown} does not answer: no jobs, and where keys are needed, no requests. {reason}"
         yield error(setting, what, "is it running, and are host, user and password right?")
     finally:
         database.close()

@@ -44,6 +44,8 @@ app.add_typer(keys_app, name="keys")
 SAMPLE = Path(__file__).parents[1] / "web" / "static" / "cat.jpg"
 """scikit-image's picture of the cat Chelsea, CC0."""
 
+ModelName = Annotated[str, typer.Argument(help="A model, see `heatlens models list`.")]
+
 _DEFAULTS = {name: field.default for name, field in ExplainOptions.model_fields.items()}
 
 
@@ -69,16 +71,19 @@ def serve(
     Where others than this machine can reach it, it starts once there is an API key, see `heatlens keys`.
     """
     from app.errors import ServiceError
-    from app.opening import refusal
+    from app.opening import refusal, taken
 
     given = {"HEATLENS_HOST": host, "HEATLENS_PORT": port, "HEATLENS_WORKERS": workers}
     given |= {"HEATLENS_INSECURE": True} if insecure else {}
     os.environ.update({name: str(value) for name, value in given.items() if value is not None})
     try:
-        if reason := refusal(load_settings()):
+        settings = load_settings()
+        if reason := refusal(settings):
             fail(f"cannot start: {reason}", code=2)
     except ServiceError as error:
         fail(f"cannot start: {error}", code=3)  # as gunicorn and `heatlens worker` end
+    if not {"GUNICORN_CMD_ARGS", "LISTEN_FDS"} & os.environ.keys() and (reason := taken(settings.host, settings.port)):
+        fail(f"cannot start: {reason}", code=1)  # which gunicorn by itself would take many lines to say
     # gunicorn wants to be the process itself: signals reach it directly.
     os.execv(  # noqa: S606 - fixed arguments, no shell
         sys.executable,
@@ -103,12 +108,19 @@ def worker() -> None:
     os.execv(sys.executable, command)  # noqa: S606 - fixed arguments, no shell
 
 
-def welcome(url: str) -> None:
+def welcome(url: str, *, keyed: bool) -> None:
     """Say that the server answers, and how to try it."""
+    key = " with a key of scope explain in HEATLENS_KEY, see `heatlens keys`" if keyed else ""
     # Plain print: the curl line has to survive copying, so nothing may wrap or colour it.
     print(  # noqa: T201
-        f"\nHeatLens is ready: {url}\n\nTry it:\n  curl -T {_shell(SAMPLE)} {url}/v1/explain -o heat.jpg\n", flush=True
+        f"\nHeatLens is ready: {url}\n\nTry it{key}:\n  {trial(url, keyed=keyed)}\n", flush=True
     )
+
+
+def trial(url: str, *, keyed: bool) -> str:
+    """Return the line by which a server is tried; where it is refused, no picture is written."""
+    key = '-H "Authorization: Bearer $HEATLENS_KEY" ' if keyed else ""
+    return f"curl -f {key}-T {_shell(SAMPLE)} {url}/v1/explain -o heat.jpg"
 
 
 @app.command()
@@ -176,14 +188,14 @@ def models_list(as_json: AsJson = False) -> None:
 
 
 @models_app.command("show")
-def models_show(name: str, as_json: AsJson = False) -> None:
+def models_show(name: ModelName, as_json: AsJson = False) -> None:
     """Describe one model; loads it."""
     detail = _loaded(name).catalogue.model(name)
     show(detail, as_json, ["", ""], [[key, text(value)] for key, value in detail])
 
 
 @models_app.command("layers")
-def models_layers(name: str, as_json: AsJson = False) -> None:
+def models_layers(name: ModelName, as_json: AsJson = False) -> None:
     """List a model's layers in the order in which they finish; loads the model."""
     listing = _loaded(name).catalogue.layers(name)
     columns = ["name", "type", "shape", "calls", "target layer"]

@@ -53,11 +53,13 @@ def show(answer: "Answer", as_json: bool, columns: Sequence[str], rows: Iterable
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: int = 1) -> None:
     """Print a table of plain text; the first column, which people copy from, stays whole on a narrow terminal.
 
-    `whole` says for how many columns, from the left, that holds.
+    `whole` says for how many columns, from the left, that holds. The others are folded, and lose nothing either.
     """
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for column in table.columns[:whole]:
         column.no_wrap = True
+    for column in table.columns[whole:]:
+        column.overflow = "fold"
     for row in rows:
         table.add_row(*map(escape, row))
     _out.print(table, highlight=False)

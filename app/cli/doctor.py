@@ -19,6 +19,7 @@ def doctor(
     """Find what is wrong with how the server is set up, and show what there is: devices, models, settings.
 
     Run it with the server's own environment and user. Exit code 1: something is wrong; warnings alone are 0.
+    2: a setting cannot be read, and nothing else was looked at.
     """
     from app.doctor import examine
 
@@ -30,9 +31,19 @@ def doctor(
         print(json.dumps({"findings": found} if brief else report, indent=2))  # noqa: T201
     else:
         if not brief:
-            _show_facts({title: facts for title, facts in report.items() if title != "findings"})
+            given = {PREFIX + name.upper() for name in settings.model_fields_set}
+            _show_facts(_apart({title: facts for title, facts in report.items() if title != "findings"}, given))
         _show_findings(found)
     raise typer.Exit(any(finding["level"] == "error" for finding in found))
+
+
+def _apart(report: dict[str, dict[str, Any]], given: set[str]) -> dict[str, dict[str, Any]]:
+    """Return the report with the settings that are given before the many that are not."""
+    parts = {title: facts for title, facts in report.items() if title != "settings"}
+    for title, are_given in (("settings given", True), ("settings not given", False)):
+        facts = {name: value for name, value in report["settings"].items() if (name in given) is are_given}
+        parts |= {title: facts} if facts else {}
+    return parts
 
 
 def _show_facts(report: dict[str, dict[str, Any]]) -> None:

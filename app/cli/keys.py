@@ -1,6 +1,7 @@
 """`heatlens keys`: the API keys of the server on this machine, or of its database."""
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from rich.markup import escape
 
 from app.cli.console import complain, fail, print_table, say
 from app.cli.options import AsJson
-from app.config import load_settings
+from app.config import Settings, load_settings
 
 if TYPE_CHECKING:
     from app.keys import Key, Keys
@@ -44,7 +45,8 @@ def keys_create(
     now = time.time()
     lifetime_s = None if expires is None else _lifetime_s(expires, now)
     scopes = [word.strip() for words in scope for word in words.split(",") if word.strip()]
-    with _keys(now) as keys:
+    settings = load_settings()
+    with _keys(settings, now) as keys:
         key, text = keys.create(name, scopes, lifetime_s=lifetime_s)
     if as_json:
         print(json.dumps(_facts(key) | {"key": text}, indent=2))  # noqa: T201
@@ -52,20 +54,27 @@ def keys_create(
     print(text)  # noqa: T201
     until = "never expires" if key.expires_at is None else f"expires {_shown(key.expires_at)}"
     complain(f"Key [bold]{escape(name)}[/] ({key.id}) for {_scopes(key)}; {until}. It is shown only this once.")
+    complain(
+        f"It is in {escape(settings.database_shown)}: the server has to have the same HEATLENS_DATA_DIR or "
+        "HEATLENS_DATABASE_URL."
+    )
 
 
 @keys_app.command("list")
 def keys_list(as_json: AsJson = False) -> None:
     """List all keys that were ever made, without what opens anything."""
-    with _keys() as keys:
+    settings = load_settings()
+    if not settings.database_url and not os.path.exists(settings.data_dir / "jobs.db"):
+        fail(f"there are no keys: {settings.data_dir} has no jobs.db (HEATLENS_DATA_DIR).", code=1)
+    with _keys(settings) as keys:
         found = keys.all()
     if as_json:
         print(json.dumps([_facts(key) for key in found], indent=2))  # noqa: T201
         return
     rows = [
-        [key.id, key.name, _state(key), _scopes(key), _shown(key.created_at), _shown(key.expires_at)] for key in found
+        [key.id, key.name, _state(key), _day(key.created_at), _shown(key.expires_at), _scopes(key)] for key in found
     ]
-    print_table(["id", "name", "state", "scopes", "created", "expires"], rows, whole=2)
+    print_table(["id", "name", "state", "created", "expires", "scopes"], rows, whole=2)
 
 
 @keys_app.command("revoke")
@@ -73,19 +82,18 @@ def keys_revoke(
     name: Annotated[str, typer.Argument(metavar="NAME|ID", help="Name or id of a key, see `heatlens keys list`.")],
 ) -> None:
     """Have a key open nothing any more; running servers know within 5 s."""
-    with _keys() as keys:
+    with _keys(load_settings()) as keys:
         key = keys.revoke(name)
     say(f"revoked {escape(key.name)} ({key.id}) on {_shown(key.revoked_at)}; what it made is kept.")
 
 
 @contextmanager
-def _keys(now: float | None = None) -> "Iterator[Keys]":
+def _keys(settings: Settings, now: float | None = None) -> "Iterator[Keys]":
     """Lend the keys of the configured database; what is wrong is said, and is 1, or 2 where the words are."""
     from app.errors import ServiceError
     from app.jobs.database import Database
     from app.keys import BadKey, Keys, KeysError
 
-    settings = load_settings()
     database = Database(settings)
     try:
         database.require_known()
@@ -127,6 +135,10 @@ def _scopes(key: "Key") -> str:
     from app.keys import SCOPES
 
     return ", ".join(scope for scope in SCOPES if scope in key.scopes)
+
+
+def _day(moment: float) -> str:
+    return datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d")
 
 
 def _shown(moment: float | None) -> str:

@@ -183,6 +183,18 @@ def test_doctor() -> None:
     assert set(report["settings"]) == {f"HEATLENS_{name.upper()}" for name in Settings.model_fields}
 
 
+def test_doctor_cuts_nothing_off_and_shows_first_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = "/" + "Z" * 100
+    monkeypatch.setenv("HEATLENS_DATA_DIR", folder)
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run("doctor")[1]
+    given = out[out.index("settings given") : out.index("settings not given")]
+    assert "…" not in out
+    assert given.count("Z") == 100
+    assert "HEATLENS_DATA_DIR" in given
+    assert "HEATLENS_PORT" not in given
+
+
 def test_doctor_shows_no_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEATLENS_DATABASE_URL", "postgresql://me:hush@host/jobs")
     assert (

@@ -61,6 +61,7 @@ def test_a_key_is_printed_alone_and_opens_what_it_is_for(run: Run, tmp_path: Pat
     assert key.id in err
     assert "explain, jobs; never expires" in err
     assert out.strip() not in err
+    assert f"It is in {tmp_path}/jobs.db: the server has to have the same HEATLENS_DATA_DIR" in err
 
 
 def test_scopes_may_be_given_one_by_one(run: Run, tmp_path: Path) -> None:
@@ -81,6 +82,13 @@ def test_json_has_all_there_is_and_the_list_no_secret(run: Run) -> None:
     assert [line.split()[:3] for line in table.splitlines()] == [["id", "name", "state"], [made["id"], "ci", "usable"]]
     for shown in (out, table):
         assert text[-43:] not in shown
+
+
+def test_the_list_breaks_no_date_on_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = json.loads(run("create", "review-team", "--scope", "explain,jobs", "--expires", "30d", "--json")[1])
+    monkeypatch.setenv("COLUMNS", "80")
+    days = [datetime.fromisoformat(made[name]).astimezone() for name in ("created_at", "expires_at")]
+    assert f"{days[0]:%Y-%m-%d}  {days[1]:%Y-%m-%d %H:%M}  explain, jobs" in run("list")[1]
 
 
 @pytest.mark.parametrize(("expires", "lifetime_s"), [("30d", 30 * DAY_S), ("12h", 12 * 3600), ("45m", 45 * 60)])
@@ -111,11 +119,11 @@ def test_a_key_of_a_day_ends_as_that_day_begins_here(run: Run) -> None:
         (["ci"], "Missing option '--scope'"),
     ],
 )
-def test_wrong_words_are_wrong_use_and_make_nothing(run: Run, arguments: list[str], words: str) -> None:
+def test_wrong_words_are_wrong_use_and_make_nothing(run: Run, tmp_path: Path, arguments: list[str], words: str) -> None:
     code, out, err = run("create", *arguments)
     assert (code, out) == (2, "")
     assert words in err
-    assert listed(run) == {}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_revoked_key_is_listed_as_such_and_its_name_is_free(run: Run, tmp_path: Path) -> None:
@@ -140,7 +148,9 @@ def test_who_revokes_what_there_is_not_is_told_so(run: Run) -> None:
 
 
 def test_looking_at_keys_makes_no_database(run: Run, tmp_path: Path) -> None:
-    assert run("list", "--json")[:2] == (0, "[]\n")
+    code, out, err = run("list")
+    assert (code, out) == (1, "")
+    assert f"there are no keys: {tmp_path} has no jobs.db" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -283,6 +293,6 @@ def test_insecure_has_to_be_written(
     monkeypatch.setattr(os, "environ", os.environ | {"HEATLENS_DATA_DIR": str(tmp_path)})
     started: list[Settings] = []
     monkeypatch.setattr(os, "execv", lambda *_: started.append(load_settings()))
-    result = CliRunner().invoke(app, ["serve", "--host", ANYWHERE, *flags])
+    result = CliRunner().invoke(app, ["serve", "--host", ANYWHERE, "--port", "0", *flags])
     assert result.exit_code == code, result.stderr
     assert [(settings.host, settings.insecure) for settings in started] == [(ANYWHERE, True)] * (code == 0)

@@ -51,6 +51,12 @@ def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value:
         load_settings()
 
 
+def test_words_that_are_no_limit_are_told_how_one_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEATLENS_RATE_LIMIT", "often")
+    with pytest.raises(SettingsError, match=r"^HEATLENS_RATE_LIMIT='often': it reads 60/minute, or 60/minute;1000/day"):
+        load_settings()
+
+
 def test_cores_are_shared_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(6)))
     monkeypatch.setattr("app.machine._CPU_QUOTA", Path("/nowhere"))

@@ -89,7 +89,7 @@ def running(data: Path, key: str) -> Iterator[tuple[Server, list[str]]]:
     said: list[str] = []
     for line in process.stdout:
         said.append(line)
-        if found := re.search(r"curl -T .* (http://\S+)/v1/explain", line):
+        if found := re.search(r"curl .*-T .* (http://\S+)/v1/explain", line):
             break
     else:
         raise RuntimeError("".join(said))

@@ -109,7 +109,9 @@ def test_workers_that_count_for_themselves_are_told(tmp_path: Path) -> None:
 
 def test_a_broken_model_file_is_an_error_and_missing_weights_are_told(tmp_path: Path) -> None:
     folder = tmp_path / "models"
-    assert "does not exist" in found(tmp_path, models_dir=folder)["error", "MODELS_DIR"]
+    assert f"{folder} is no folder" in found(tmp_path, models_dir=folder)["error", "MODELS_DIR"]
+    (nowhere,) = place.models(Settings(models_dir=folder, models=(), data_dir=tmp_path))
+    assert nowhere.advice == "make it, or correct the path"
     folder.mkdir()
     (folder / "odd.toml").write_text("arch = 7")
     assert "odd.toml" in found(tmp_path, models_dir=folder)["error", "MODELS_DIR"]
@@ -173,7 +175,15 @@ def test_a_data_folder_below_one_that_nobody_may_enter() -> None:
         with somebody_else():
             said = [*place.data_folder(settings), *stores.database(settings)]
     (wrong,) = (each.what for each in said if each.level == "error")
-    assert f"cannot write {name}/locked:" in wrong
+    assert f"cannot write {name}/locked to make {name}/locked/data:" in wrong
+
+
+def test_what_a_data_folder_would_be_made_in_is_not_given_away() -> None:
+    """It may be /var/lib; and its disk need not have the room either."""
+    settings = Settings(data_dir=Path("/proc/self/heatlens"), min_free_bytes=HUGE)
+    (wrong,) = (each for each in place.data_folder(settings) if each.level == "error")
+    assert "cannot write /proc/self to make /proc/self/heatlens" in wrong.what
+    assert wrong.advice == f"as root: install -d -o {os.geteuid()} -m 700 /proc/self/heatlens; or name another"
 
 
 @contextmanager

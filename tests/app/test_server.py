@@ -15,7 +15,10 @@ import httpx
 import pytest
 from PIL import Image
 
-from app.opening import url_of
+from app.config import Settings
+from app.jobs.database import Database
+from app.keys import Keys
+from app.opening import taken, url_of
 from tests.conftest import Server, start_server, stop_server
 
 pytestmark = pytest.mark.server
@@ -29,6 +32,48 @@ def test_the_printed_curl_line_works_as_pasted(server: Server, tmp_path: Path) -
     subprocess.run(["bash", "-c", line.replace("-o heat.jpg", f"-o {out}")], check=True, cwd=REPOSITORY)
     with Image.open(out) as picture:
         assert (picture.format, picture.size) == ("JPEG", (451, 300))
+
+
+def test_the_printed_curl_line_works_with_a_key(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    _, key = Keys(settings, Database(settings)).create("ci", ["explain"])
+    server = start_server(workers="1", torch_threads="1", log_level="warning", data_dir=str(tmp_path))
+    (line,) = re.findall(r"curl .*", server.greeting)
+    try:
+        for given, code in (("wrong", 22), (key, 0)):
+            out = tmp_path / f"{code}.jpg"
+            command = ["bash", "-c", line.replace("-o heat.jpg", f"-o {out}")]
+            done = subprocess.run(command, env={**os.environ, "HEATLENS_KEY": given}, check=False, cwd=REPOSITORY)
+            assert (done.returncode, out.exists()) == (code, code == 0)
+    finally:
+        stop_server(server)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_taken_port_is_said_in_one_line(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as other:
+        port = other.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "app", "serve", "--host", host, "--port", str(port)],
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert " ".join(done.stderr.split()) == (
+        f"heatlens: cannot start: port {port} is taken; name another with --port or HEATLENS_PORT (0: a free one)."
+    )
+
+
+def test_a_port_that_becomes_free_and_one_that_a_client_just_left_are_not_taken() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        listening.accept()[0].close()  # the first to close keeps the port in TIME_WAIT
+        assert client.recv(1) == b""
+    freed = threading.Timer(0.2, listening.close)
+    freed.start()
+    assert taken("127.0.0.1", port) is None
+    freed.join()
 
 
 def test_it_is_ready_when_it_says_so(server: Server) -> None:
@@ -97,13 +142,32 @@ def test_a_client_that_sends_all_before_it_reads_sees_why_it_was_refused(server:
     client.close()
 
 
-def test_a_body_in_chunks_beyond_the_limit_is_refused(server: Server) -> None:
+@pytest.mark.parametrize(("more", "code"), [(0, "unsupported_image_format"), (1, "body_too_large")])
+def test_a_body_in_chunks_beyond_the_limit_is_refused(server: Server, more: int, code: str) -> None:
     def chunks() -> object:
-        for _ in range(21):
+        for _ in range(20):
             yield bytes(2**20)
+        yield bytes(more)
 
     response = httpx.post(f"{server.url}/v1/explain", content=chunks(), timeout=60)
-    assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
+    assert response.json()["code"] == code
+
+
+def test_no_header_says_where_the_service_is(server: Server) -> None:
+    """What gunicorn takes from a proxy on its own machine, others could have a proxy pass on."""
+    for path, name in [("/foo/v1/models", "/foo"), ("//evil.example/", "//evil.example")]:
+        status = httpx.get(f"{server.url}{path}", headers={"SCRIPT_NAME": name}, timeout=60).status_code
+        assert (path, status) == (path, 404)
+    assert httpx.get(f"{server.url}/healthz", headers={"SCRIPT_NAME": "/foo"}, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize(("wishes", "ends"), [("close", True), ("TE, Close", True), ("TE, keep-alive", False)])
+def test_a_client_that_wishes_so_is_the_last_of_its_connection(server: Server, wishes: str, ends: bool) -> None:
+    client = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    client.request("GET", "/healthz", headers={"Connection": wishes})
+    answer = client.getresponse()
+    assert (answer.status, answer.will_close) == (200, ends)
+    client.close()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,9 @@ class Load:
         return self
 
     def __exit__(self, *_raised: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -125,6 +129,42 @@ def test_a_rolling_restart_under_load_loses_nothing(models_dir: Path, grey: byte
     assert set(load.outcomes) == {"200"}, load.outcomes
 
 
+def test_a_new_master_takes_over_under_load_and_loses_nothing(grey: bytes, tmp_path: Path) -> None:
+    server = start_server(tmp_path, workers="1", torch_threads="1", result_cache_bytes="0", log_level="warning")
+    assert server.process.stdout is not None
+    old = workers(server)
+    with Load(f"{server.url}/v1/explain", grey, clients=2) as load:
+        load.after(10)
+        server.process.send_signal(signal.SIGUSR2)
+        until(lambda: len(workers(server) - old) == 1)
+        (new,) = workers(server) - old
+        try:
+            for line in server.process.stdout:
+                assert "Error" not in line
+                if "HeatLens is ready" in line:
+                    break
+            server.process.terminate()
+            assert server.process.wait(60) == 0
+            load.after(10)
+        finally:
+            load.stop()
+            server.process.terminate()
+            with suppress(ProcessLookupError):
+                os.kill(new, signal.SIGTERM)
+    said, _ = server.process.communicate(timeout=60)  # to the end, when the last one has ended
+    assert "Traceback" not in said
+    assert set(load.outcomes) == {"200"}, load.outcomes
+
+
+def refuses(server: Server) -> bool:
+    host, port = server.url.removeprefix("http://").split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=60).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def test_who_still_waits_when_the_grace_is_over_is_told_so(models_dir: Path, grey: bytes) -> None:
     server = start_server(
         models_dir=str(models_dir),
@@ -141,7 +181,10 @@ def test_who_still_waits_when_the_grace_is_over_is_told_so(models_dir: Path, gre
     client.start()
     until(lambda: b'heatlens_pending{model="sleepy"} 1.0' in httpx.get(f"{server.url}/metrics", timeout=60).content)
     began = time.monotonic()
-    said = stop_server(server)
+    server.process.terminate()
+    until(lambda: refuses(server))  # in place of letting in whom nobody answers
+    assert client.is_alive()
+    said, _ = server.process.communicate(timeout=60)
     client.join()
     assert server.process.returncode == 0
     assert time.monotonic() - began < 20

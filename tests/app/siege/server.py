@@ -49,7 +49,7 @@ class Fortress:
         until(lambda: self.loads() >= WEB_WORKERS, _STARTS_S, "all workers have their model")
 
     def _greeting(self) -> re.Match[str] | None:
-        return re.search(r"ready; try: curl -T .* http://127\.0\.0\.1:(\d+)/v1/explain", self.log())
+        return re.search(r"ready; try: curl .*-T .* http://127\.0\.0\.1:(\d+)/v1/explain", self.log())
 
     def log(self) -> str:
         """Return what was logged so far, by all processes."""
