@@ -120,26 +120,13 @@ class _Body(Body):  # type: ignore[misc]
             self._connection.end()
         return data
 
-    def begin_answer(self) -> None:
-        """Tell the client to send no other request on this connection where the body of this one is still to come.
+    def begin_answer(self, *, is_last: bool) -> None:
+        """Tell the client to send no other request on this connection if so, or where a body is still to come.
 
         Of a body that nobody wants only a little is read, so that the connection cannot be kept.
         """
-        if not self._is_over:
+        if is_last or not self._is_over:
             self._request.force_close()
-
-
-def _announcing(app: Any) -> Any:
-    """Let an app's answers say whether they are the last of their connection."""
-
-    def announcing(environ: dict[str, Any], start_response: Any) -> Any:
-        def start(*answer: Any) -> Any:
-            environ["wsgi.input"].begin_answer()
-            return start_response(*answer)
-
-        return app(environ, start)
-
-    return announcing
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
@@ -178,7 +165,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Load the app, and start all threads."""
         try:
             super().load_wsgi()
-            self.wsgi.wsgi_app = _announcing(self.wsgi.wsgi_app)
+            self.wsgi.wsgi_app = self._announcing(self.wsgi.wsgi_app)
             self._start(self.tpool, self.cfg.threads)
             self._start(self._probes, _PROBE_THREADS)
         finally:
@@ -197,6 +184,18 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             _log.critical(msg, error, self.cfg.threads)
             sys.exit(BOOT_FAILED)
 
+    def _announcing(self, app: Any) -> Any:
+        """Let an app's answers say whether they are the last of their connection."""
+
+        def announcing(environ: dict[str, Any], start_response: Any) -> Any:
+            def start(*answer: Any) -> Any:
+                environ["wsgi.input"].begin_answer(is_last=not self.alive)
+                return start_response(*answer)
+
+            return app(environ, start)
+
+        return announcing
+
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """Look after connections, and now and then after the models."""
         super().wait_for_and_dispatch_events(timeout)
@@ -206,6 +205,16 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             self.wsgi.extensions["heatlens"].hosts.watch()
 
     # Connections that wait for their headers, or for the end.
+
+    def set_accept_enabled(self, enabled: bool) -> None:
+        """Begin to accept, or stop; for good where this worker ends.
+
+        Once all have closed it nobody can connect any more, in place of waiting for an end that answers nobody.
+        """
+        super().set_accept_enabled(enabled)
+        if not self.alive:
+            for listener in self.sockets:
+                listener.close()
 
     def accept(self, listener: socket.socket) -> None:
         """Accept a connection, in the place of one that waits where there are too many."""
@@ -377,6 +386,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Have the app answer a request."""
         req.body = _Body(req, conn.sock)
         req.headers = [(name, value) for name, value in req.headers if name != "UPGRADE"]  # to what is not spoken here
+        wishes = ",".join(value for name, value in req.headers if name == "CONNECTION")
+        if "close" in (wish.strip().lower() for wish in wishes.split(",")):  # gunicorn knows it alone, and in no list
+            req.force_close()
         return bool(super().handle_request(req, conn))
 
     def finish_request(self, conn: Any, fs: Future[Any]) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import secrets
 import time
 from functools import cached_property
@@ -19,6 +20,7 @@ NO_LINK = "-"
 """What is no link's id."""
 
 _FILE = "embed.secret"
+_SECRET = re.compile(r"[!-~]+\n?")
 _RETRY_AFTER_S = 5
 _log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ def signed(by: URLSafeSerializer, value: object) -> str:
 def own_secret(folder: Path) -> str:
     """Return the secret of a data folder, which all its processes share; whoever asks first makes it.
 
-    One that is cut short, or empty, is refused: with it anybody could sign.
+    One that is cut short, or blank, or of zeros as a disk leaves them, is refused: with it anybody could sign.
     """
     path = folder / _FILE
     try:
@@ -72,8 +74,9 @@ def own_secret(folder: Path) -> str:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 _write_privately(path, secrets.token_urlsafe(32))
-            if len(secret := path.read_text()) < SECRET_CHARACTERS:
-                raise OSError(errno.EINVAL, f"{_FILE} has fewer than {SECRET_CHARACTERS} characters; delete it")
+            if len(secret := path.read_text()) < SECRET_CHARACTERS or not _SECRET.fullmatch(secret):
+                words = f"{_FILE} is no word of {SECRET_CHARACTERS} characters or more; delete it"
+                raise OSError(errno.EINVAL, words)
             return secret
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else f"{_FILE} is no text; delete it"

@@ -152,8 +152,9 @@ def _labels(path: Path, labels: tuple[str, ...] | str | None) -> tuple[str, ...]
 
 
 def _labels_of_file(path: Path, file: str) -> tuple[str, ...]:
-    names = tuple(line.strip() for line in _text(path, file).splitlines())
-    if not names:
+    text = _text(path, file).rstrip("\n")
+    names = tuple(line.strip() for line in text.split("\n"))  # there are more characters that `splitlines` splits at
+    if not text.strip():
         _refuse(path, "labels", f"the file {file!r} is empty; one label per line")
     for number, name in enumerate(names, 1):
         if not name:

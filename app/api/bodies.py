@@ -20,7 +20,8 @@ def body() -> bytes:
     if request.content_length is not None and len(data) < request.content_length:
         raise BadRequestBody(f"The body ended after {len(data)} of {request.content_length} bytes.")
     limit = current_app.config["MAX_CONTENT_LENGTH"]
-    if request.content_length is None and limit is not None and len(data) >= limit:
+    is_full = request.content_length is None and limit is not None and len(data) >= limit
+    if is_full and request.environ["wsgi.input"].read(1):
         raise RequestEntityTooLarge
     require_plain()
     return data

@@ -82,6 +82,12 @@ def test_labels_from_a_file_one_per_line(tmp_path: Path) -> None:
     assert spec.labels == ("Größe", "zwei Wörter")
 
 
+def test_only_the_ends_of_lines_end_labels(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("one\x85two\u2028three\x0cfour\nfive\n\n", encoding="utf-8")
+    spec = read_file(write(tmp_path, MINIMAL + 'labels = "labels.txt"\n'))
+    assert spec.labels == ("one\x85two\u2028three\x0cfour", "five")
+
+
 def test_the_mark_that_some_editors_put_before_a_text_is_no_part_of_it(tmp_path: Path) -> None:
     mark = b"\xef\xbb\xbf"
     (tmp_path / "labels.txt").write_bytes(mark + b"cat\r\ndog\r\n")
@@ -150,6 +156,7 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, key: str | None, complain
         (b"one\n\nthree\n", "line 2 of 'labels.txt' is empty"),
         (b"\xff\xfe", "is not UTF-8"),
         (b"", "the file 'labels.txt' is empty"),
+        (b"\n \n", "the file 'labels.txt' is empty"),
         (b"one\n" + b"x" * 501, "line 2 of 'labels.txt' has more than 500 characters"),
     ],
 )
