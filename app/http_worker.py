@@ -121,7 +121,7 @@ class _Body(Body):  # type: ignore[misc]
         return data
 
     def begin_answer(self, *, is_last: bool) -> None:
-        """Tell the client to send no other request on this connection if so, or where a body is still to come.
+        """Tell the client to send no other request on this connection if `is_last`, or where a body is to come.
 
         Of a body that nobody wants only a little is read, so that the connection cannot be kept.
         """
@@ -196,6 +196,15 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
         return announcing
 
+    def is_parent_alive(self) -> bool:
+        """Have this process end without its master as it does when it is told to.
+
+        gunicorn would only leave its loop: the port would stay open, though nobody is answered there any more.
+        """
+        if not super().is_parent_alive():
+            signal.raise_signal(signal.SIGTERM)
+        return True
+
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """Look after connections, and now and then after the models."""
         super().wait_for_and_dispatch_events(timeout)
@@ -212,7 +221,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         Once all have closed it nobody can connect any more, in place of waiting for an end that answers nobody.
         """
         super().set_accept_enabled(enabled)
-        if not self.alive:
+        if not (enabled or self.alive):
             for listener in self.sockets:
                 listener.close()
 

@@ -118,7 +118,7 @@ class _Run:
 
     def run(self, layout: Layout, summary: Summary, as_json: bool) -> NoReturn:
         """Do what is to be done, lay the results out, and end with the exit code."""
-        from app.errors import ServiceError
+        from app.errors import JobsUnavailable, OutOfSpace, ServiceError
         from app.jobs.local import BatchError, OtherBatch
 
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -129,7 +129,7 @@ class _Run:
                 self._report(tally, summary, as_json)
         except KeyboardInterrupt:
             fail("stopped; run the same command again to go on where it was.", code=1)
-        except (BatchError, OSError) as error:
+        except (BatchError, JobsUnavailable, OutOfSpace, OSError) as error:
             fail(str(error), code=2 if isinstance(error, OtherBatch) else 1)
         except ServiceError as error:  # of the source
             fail(str(error), code=2)

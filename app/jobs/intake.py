@@ -3,11 +3,12 @@
 import errno
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, BinaryIO, cast
 
 from app.config import Settings
-from app.errors import BadOption, BadRequestBody, JobTooLarge, OutOfSpace
+from app.errors import BadOption, BadRequestBody, JobsUnavailable, JobTooLarge, OutOfSpace
 from app.jobs.archives import ArchiveLimits, members
 from app.jobs.drafts import Draft
 from app.jobs.multipart import Part, parts
@@ -20,6 +21,7 @@ SOURCE = "source"
 _FILES = ("image", "archive")
 _LOOK_BYTES = 2**20
 """How often it is looked, while an archive comes, whether the disk has room for more."""
+_RETRY_AFTER_S = 5
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WAYS = "Send pictures as parts `image`, or one `archive` (zip or tar), or a `source` to read them from."
 
@@ -41,8 +43,8 @@ class Form:
 def read_form(chunks: Iterable[bytes], boundary: str, draft: Draft, form: Form, settings: Settings) -> None:
     """Read a multipart body to its end: pictures go into the draft, all else into `form`.
 
-    Raises `BadRequestBody`, `JobTooLarge`, `TooManyItems`, `TooManyBytes`, `EmptyImage`, `QuotaExceeded` and
-    `OutOfSpace`.
+    Raises `BadRequestBody`, `JobTooLarge`, `TooManyItems`, `TooManyBytes`, `EmptyImage`, `QuotaExceeded`,
+    `OutOfSpace` and `JobsUnavailable`.
     """
     purse = _FieldPurse(settings)
     for part in parts(_limited(chunks, settings.max_job_bytes), boundary):
@@ -176,21 +178,25 @@ def _read_archive(part: Part, form: Form, settings: Settings, purse: _FieldPurse
     if form.archive is not None or form.pictures:
         what = "both pictures and an archive" if form.pictures else "more than one archive"
         raise BadRequestBody(f"The form has {what}. {_WAYS}", field="archive")
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    form.archive = tempfile.TemporaryFile(dir=settings.data_dir)  # noqa: SIM115 - the form closes it
+    with _working_folder():
+        settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        form.archive = tempfile.TemporaryFile(dir=settings.data_dir)  # noqa: SIM115 - the form closes it
     unseen = _LOOK_BYTES
     for chunk in _again(first, data):
         unseen += len(chunk)
-        if unseen >= _LOOK_BYTES:
-            require_room(room_in(settings.data_dir), settings)
-            unseen = 0
-        _write(form.archive, chunk)
+        with _working_folder():
+            if unseen >= _LOOK_BYTES:
+                require_room(room_in(settings.data_dir), settings)
+                unseen = 0
+            form.archive.write(chunk)
 
 
-def _write(file: IO[bytes], chunk: bytes) -> None:
+@contextmanager
+def _working_folder() -> Iterator[None]:
     try:
-        file.write(chunk)
+        yield
     except OSError as error:
         if error.errno in _FULL:
             raise OutOfSpace("The disk is full, so the archive cannot be put aside.") from error
-        raise
+        msg = f"HEATLENS_DATA_DIR does not work ({error.strerror}); try again in {_RETRY_AFTER_S} s."
+        raise JobsUnavailable(msg, retry_after_s=_RETRY_AFTER_S) from error

@@ -55,7 +55,7 @@ class Batch:
     """The batch of a folder. One process at a time may have it, see `locked`."""
 
     def __init__(self, settings: Settings, source: str, out: Path) -> None:
-        self.out = out.absolute()
+        self.out = Path(os.path.abspath(out))  # without `..`, as the source is written
         self.folder = self.out / _OWN
         self._about = self.folder / "batch.json"
         self.source = OwnSource(source)

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from app.errors import JobsUnavailable
+from app.errors import JobsUnavailable, OutOfSpace
 from app.jobs.reading import Reading
 from app.jobs.rows import Census
 
@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 def page(book: Reading) -> bytes:
-    """Return the numbers as Prometheus' text; none while the database is away, whose absence is no zero."""
+    """Return the numbers as Prometheus' text; none while the database is away or full: that is no zero."""
     try:
         census = book.census()
-    except JobsUnavailable as error:
+    except (JobsUnavailable, OutOfSpace) as error:
         _log.warning("the metrics are without jobs: %s", error)
         return b""
     registry = CollectorRegistry()

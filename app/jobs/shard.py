@@ -144,15 +144,20 @@ class _Run:
             return
         self._look_at, self._unseen = now + _LOOK_S, 0
         self._require_wanted()
-        if not self._has_room():
-            self._obstacle = _DISK_SPACE
+        self._obstacle = self._missing() or self._obstacle
 
     def _require_wanted(self) -> None:
         if not self._surely(lambda ledger: ledger.wanted(self._job_id, self._attempt)):
             raise Dropped
 
-    def _has_room(self) -> bool:
-        return shortage(self._runner.store.room(), self._runner.settings) is None
+    def _missing(self) -> str | None:
+        """Return what there has to be before anything is begun, and is not: room, or the store itself."""
+        try:
+            room = self._runner.store.room()
+        except OSError as error:
+            _log.warning("the store does not work: %s", error)
+            return _STORE
+        return _DISK_SPACE if shortage(room, self._runner.settings) else None
 
     def _hand_out(self, pool: ThreadPoolExecutor) -> None:
         while self._left and self._flying < _BATCHES * self._batch and not (self._stops or self._obstacle):
@@ -192,13 +197,13 @@ class _Run:
             self._runner.beat()
 
     def _wait_for(self, obstacle: str) -> None:
-        """Wait until there is room, or, where the store does not work, for a while."""
+        """Wait until there is room, and for a while at least, where the store does not work."""
         _log.warning("job %s waits for %s", self._job_id, obstacle)
         self._surely(lambda ledger: ledger.wait_for(self._job_id, obstacle))
         while not self._runner.stopping.wait(_PAUSE_S):
             self._runner.beat()
             self._require_wanted()
-            if self._has_room():
+            if not self._missing():
                 break
         self._obstacle = None
         self._surely(lambda ledger: ledger.wait_for(self._job_id, None))

@@ -187,7 +187,10 @@ class Supervisors:
             ended = process is None or process.poll() is not None
             if ended and now - self._started[place] >= _BETWEEN_S:
                 self._started[place] = now
-                self._processes[place] = self._start()
+                try:
+                    self._processes[place] = self._start()
+                except OSError as error:  # of which the server would end
+                    _log.error("a process for jobs cannot be started, and is tried again: %s", error)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(self._command, env=self._environment, start_new_session=True)  # noqa: S603

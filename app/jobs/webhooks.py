@@ -191,14 +191,21 @@ class _GuardedBackend(httpcore2.SyncBackend):
         if refused:
             msg = f"{host} is {refused[0]}, which is no public address (HEATLENS_WEBHOOK_PRIVATE)."
             raise AddressRefused(msg)
-        return _Stream(self._first(found, port, timeout, socket_options), time.monotonic() + _DELIVERY_S)
+        deadline = time.monotonic() + _DELIVERY_S
+        return _Stream(self._first(found, port, timeout, socket_options, deadline), deadline)
 
-    def _first(self, found: list[str], port: int, timeout: float | None, options: Any) -> httpcore2.NetworkStream:
-        """Connect to the first address that takes it."""
+    def _first(
+        self, found: list[str], port: int, timeout: float | None, options: Any, deadline: float
+    ) -> httpcore2.NetworkStream:
+        """Connect to the first address that takes it: a name may have hundreds that do not answer."""
         failed: Exception = httpcore2.ConnectError("the host has no address")
         for address in found:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            patience_s = left_s if timeout is None else min(left_s, timeout)
             try:
-                return super().connect_tcp(address, port, timeout, None, options)
+                return super().connect_tcp(address, port, patience_s, None, options)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failed = error
         raise failed

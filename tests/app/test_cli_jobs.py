@@ -28,6 +28,7 @@ from typer.testing import CliRunner
 from app.cli import app
 from app.config import Settings
 from app.jobs.layouts import _Naming
+from app.jobs.local import Batch
 from app.jobs.rows import ItemRow, JobRow
 from tests.app.jobs.books import FAULT, Book, opened
 
@@ -315,6 +316,23 @@ def test_a_folder_is_for_one_source_and_one_set_of_options_and_one_command_at_a_
     for other in ([photos / "a"], [photos, "--method", "saliency"]):
         code, said = refused(*other, "--out", out)
         assert (code, "results of another batch" in said) == (2, True)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_database_that_cannot_be_opened_is_no_wrong_use(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out/.heatlens/jobs.db").mkdir(parents=True)
+    code, said = refused(photos, "--out", tmp_path / "out")
+    assert (code, "database does not answer" in said) == (1, True), said
+
+
+def test_results_among_the_pictures_are_known_however_their_folder_is_written(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("a.jpg", "results/a.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"a picture")
+    batch = Batch(Settings(), str(tmp_path), tmp_path / "sub/../results")
+    assert batch.out == tmp_path / "results"
+    assert [found.name for found in batch.source.found(batch.settings, batch.out)] == ["a.jpg"]
 
 
 @given(

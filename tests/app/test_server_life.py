@@ -165,7 +165,11 @@ def refuses(server: Server) -> bool:
     return False
 
 
-def test_who_still_waits_when_the_grace_is_over_is_told_so(models_dir: Path, grey: bytes) -> None:
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_who_still_waits_when_the_grace_is_over_is_told_so(
+    models_dir: Path, grey: bytes, end: signal.Signals, code: int
+) -> None:
+    """Also by a worker whose master was killed."""
     server = start_server(
         models_dir=str(models_dir),
         default_model="sleepy",
@@ -181,12 +185,12 @@ def test_who_still_waits_when_the_grace_is_over_is_told_so(models_dir: Path, gre
     client.start()
     until(lambda: b'heatlens_pending{model="sleepy"} 1.0' in httpx.get(f"{server.url}/metrics", timeout=60).content)
     began = time.monotonic()
-    server.process.terminate()
+    server.process.send_signal(end)
     until(lambda: refuses(server))  # in place of letting in whom nobody answers
     assert client.is_alive()
-    said, _ = server.process.communicate(timeout=60)
+    said, _ = server.process.communicate(timeout=60)  # to the end, when the worker has ended, too
     client.join()
-    assert server.process.returncode == 0
+    assert server.process.returncode == code
     assert time.monotonic() - began < 20
     (answer,) = answers
     assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (503, "shutting_down", "1")

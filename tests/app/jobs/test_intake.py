@@ -331,7 +331,11 @@ class Hangup(Exception):
 
 
 @pytest.mark.parametrize("after", [1, 3])
-@pytest.mark.parametrize("body", [form_of(*images(PICTURES)), form_of(part("archive", os.urandom(250_000), "a"))])
+@pytest.mark.parametrize(
+    "body",
+    [form_of(*images(PICTURES)), form_of(part("archive", os.urandom(250_000), "a"))],
+    ids=["images", "archive"],
+)
 @pytest.mark.parametrize("error", [Hangup, SystemExit, KeyboardInterrupt])
 def test_a_client_that_goes_away_leaves_nothing_behind(
     small: Callable[..., Desk], body: bytes, after: int, error: type[BaseException]
@@ -411,10 +415,19 @@ def test_a_disk_that_is_full_before_anybody_looked_is_said_so(small: Callable[..
     with desk.draft() as draft, open("/dev/full", "wb", buffering=0) as full:
         from app.jobs import intake
 
-        with pytest.raises(OutOfSpace):
-            intake._write(full, b"x")
+        with pytest.raises(OutOfSpace), intake._working_folder():
+            full.write(b"x")
         form.close()
         assert draft.count == 0
+
+
+def test_a_data_folder_that_does_not_work_is_a_503_to_come(small: Callable[..., Desk], tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    desk = small()
+    away = desk.settings.model_copy(update={"data_dir": tmp_path / "file" / "data"})
+    body = form_of(part("archive", a_zip(PICTURES), "a.zip"))
+    with desk.draft() as draft, closing(Form()) as form, pytest.raises(JobsUnavailable, match="HEATLENS_DATA_DIR"):
+        read_form([body], BOUNDARY, draft, form, away)
 
 
 def test_a_store_that_does_not_work_is_a_503_to_come(small: Callable[..., Desk], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from app.config import Settings
-from app.errors import IdempotencyConflict, JobState, JobsUnavailable, UnknownItem, UnknownJob
+from app.errors import IdempotencyConflict, JobState, JobsUnavailable, OutOfSpace, UnknownItem, UnknownJob
 from app.jobs import tables
 from app.jobs.database import _CONNECTIONS as CONNECTIONS
 from app.jobs.database import _POOL as POOL
@@ -29,7 +29,7 @@ from app.jobs.engine import ShardQueue
 from app.jobs.ledger import Ledger
 from app.jobs.metrics import page
 from app.jobs.reading import Reading
-from app.jobs.rows import ItemRow, NewItem, Outcome
+from app.jobs.rows import Census, ItemRow, NewItem, Outcome
 
 FAULT = {"code": "corrupt_image", "detail": "It is damaged."}
 
@@ -357,6 +357,16 @@ def test_the_metrics_count_jobs_by_status_and_what_waits(ledger: Ledger) -> None
 
 def test_the_metrics_are_without_jobs_while_the_database_is_away(tmp_path: Path) -> None:
     assert page(Reading(Database(Settings(data_dir=tmp_path, database_url="postgresql://a@127.0.0.1:1/b")))) == b""
+
+
+def test_the_metrics_are_without_jobs_while_the_disk_of_the_database_is_full(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> Census:
+        raise OutOfSpace("The disk of the jobs' database is full.")
+
+    monkeypatch.setattr(ledger, "census", full)
+    assert page(ledger) == b""
 
 
 def test_a_deleted_job_is_gone_at_once_and_its_rows_later(ledger: Ledger, database: Database) -> None:

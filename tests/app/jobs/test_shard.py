@@ -420,7 +420,7 @@ def test_a_worker_that_waits_for_room_can_stop(bench: Bench, aside: ThreadPoolEx
     assert len(bench.ledger.begin(job_id, 1).items) == 5  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("act", ["read", "write"])
+@pytest.mark.parametrize("act", ["read", "write", "room"])
 def test_a_store_that_is_away_is_waited_for(
     bench: Bench, aside: ThreadPoolExecutor, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

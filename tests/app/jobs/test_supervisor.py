@@ -117,7 +117,7 @@ def test_a_worker_that_does_not_stop_within_the_grace_is_killed(start: Start) ->
     watched.first()
     told = time.monotonic()
     watched.process.terminate()
-    assert watched.process.wait(10) == 0
+    assert watched.process.wait(60) == 0
     assert time.monotonic() - told >= 0.6
     assert watched.lines()[1] == "told"
     assert not lives(watched.first())
@@ -135,7 +135,7 @@ def test_a_second_signal_kills_at_once(start: Start) -> None:
 
 def test_where_another_start_would_not_help_there_is_none(start: Start) -> None:
     watched = start(CANNOT)
-    assert watched.process.wait(20) == CANNOT_START
+    assert watched.process.wait(60) == CANNOT_START
     assert len(watched.workers()) == 1
 
 
@@ -185,7 +185,7 @@ def test_a_supervisor_ends_with_the_process_that_it_follows(tmp_path: Path) -> N
         assert parent.stdout is not None
         watcher, worker = int(parent.stdout.readline()), int(parent.stdout.readline())
         parent.kill()
-    eventually(lambda: not lives(watcher) and not lives(worker), 20)
+    eventually(lambda: not lives(watcher) and not lives(worker))
 
 
 def test_a_server_s_supervisors_are_replaced_even_if_the_server_reaps_them_and_none_after_the_end(
@@ -209,21 +209,36 @@ def test_a_server_s_supervisors_are_replaced_even_if_the_server_reaps_them_and_n
     assert supervisors._alive() == []
 
 
+def test_a_supervisor_that_cannot_be_started_does_not_end_the_server_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_BETWEEN_S", 0.0)
+    program = tmp_path / "program"
+    supervisors = Supervisors(1, [str(program)], os.environ, grace_s=10)
+    supervisors.keep()
+    assert supervisors._alive() == []
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o700)
+    supervisors.keep()
+    assert len(supervisors._alive()) == 1
+    supervisors.wait()
+
+
 def test_a_server_s_supervisors_have_their_grace_from_when_they_are_told_and_are_told_once(tmp_path: Path) -> None:
     said = tmp_path / "said"
     told = f"__import__('pathlib').Path({str(said)!r}).open('a').write('told\\n')"
     code = f"import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: {told})\nprint(flush=True)\ntime.sleep(60)"
-    supervisors = Supervisors(1, [sys.executable, "-c", f"{code}\ntime.sleep(60)"], os.environ, grace_s=1.5)
+    supervisors = Supervisors(1, [sys.executable, "-c", f"{code}\ntime.sleep(60)"], os.environ, grace_s=6)
     supervisors.keep()
     [process] = supervisors._alive()
     eventually(lambda: signal_is_caught(process.pid))
     began = time.monotonic()
     supervisors.tell()
-    time.sleep(1)  # gunicorn waits for its own
+    time.sleep(5)  # gunicorn waits for its own
     supervisors.tell()
     supervisors.wait()
-    process.wait(10)
-    assert 1.5 <= time.monotonic() - began < 2.4
+    process.wait(60)
+    assert 6 <= time.monotonic() - began < 10.5
     assert process.returncode == -signal.SIGKILL
     assert said.read_text() == "told\n"
 

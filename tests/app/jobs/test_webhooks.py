@@ -291,6 +291,24 @@ def test_the_second_address_is_tried_where_the_first_does_not_answer(book: Book,
     assert receiver.got[0][1]["host"] == f"two.example:{receiver.port}"
 
 
+def test_a_host_of_many_addresses_that_do_not_answer_is_left(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "_DELIVERY_S", 0.5)
+    monkeypatch.setattr(webhooks, "_CONNECT_S", 0.2)
+    dialled: list[float] = []
+
+    def dial(_address: tuple[str, int], timeout: float, **_more: object) -> socket.socket:
+        dialled.append(timeout)
+        time.sleep(timeout)  # as the kernel does where nobody says anything
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", dial)
+    many = [f"127.0.0.{number}" for number in range(1, 255)]
+    with pytest.raises(Undelivered):
+        sender(book, lambda _host, _port: many).deliver(finished(book, "http://many.example/"))
+    assert 0 < len(dialled) < len(many)
+    assert sum(dialled) < 0.6
+
+
 def test_tls_asks_for_a_certificate_of_the_host_and_not_of_the_address(
     book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
