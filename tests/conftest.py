@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 from flask.testing import FlaskClient
 
@@ -19,6 +20,10 @@ from tests.support import PICTURES
 # pytest imports readline, which tells child processes, as the workers of xdist are, of a terminal that nobody has.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+
+# How long an example takes says nothing on a machine that is busy with others.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def _start_nginx(folder: Path, port: int, upstream: str) -> "subprocess.Popen[by
         except ConnectionRefusedError:
             assert process.poll() is None, (folder / "start.log").read_text()
             assert time.monotonic() < ends
+            time.sleep(0.05)
 
 
 def _free_port() -> int:
@@ -152,6 +153,7 @@ def test_nothing_that_opens_something_is_logged(front: Front, visitor: httpx.Cli
     ends = time.monotonic() + 30
     while "/embed/..." not in front.log or "/v1/jobs/some/results.zip " not in front.log:
         assert time.monotonic() < ends, front.log
+        time.sleep(0.05)
     assert "that-opens" not in front.log
     assert "that-opens" not in (front.folder / "heatlens-error.log").read_text()
 

@@ -5,7 +5,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -23,6 +23,8 @@ from tests.support import PICTURES
 pytestmark = [pytest.mark.browser, pytest.mark.server]
 
 MANY = 5000
+STREAMS = 2
+"""That of a page that was just closed may be a moment in leaving it."""
 TILES_AT_MOST = 100
 """Seven rows of seven, with what is around them; far from all, however long the sheet."""
 
@@ -35,9 +37,9 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
 
 @pytest.fixture(scope="module")
 def reader(book: Book) -> Iterator[Server]:
-    """A server that shows what the tests write into the book; nobody works there, and one may watch live."""
+    """A server that shows what the tests write into the book; nobody works there, and few may watch live."""
     folder = str(book.settings.data_dir)
-    running = start_server(data_dir=folder, workers="1", log_level="warning", event_streams="1")
+    running = start_server(data_dir=folder, workers="1", log_level="warning", event_streams=str(STREAMS))
     yield running
     stop_server(running)
 
@@ -259,8 +261,8 @@ def test_a_job_is_watched_live(page: Visit, book: Book) -> None:
 
 
 @contextmanager
-def the_only_stream(reader: Server, job_id: str) -> Iterator[None]:
-    """Hold the server's one stream; that of a page that was just closed may be a moment in leaving it."""
+def a_stream(reader: Server, job_id: str) -> Iterator[None]:
+    """Hold one of the server's streams, as soon as there is one."""
     deadline = time.monotonic() + ANSWER_MS / 1000
     while True:
         with httpx2.stream("GET", f"{reader.url}/v1/jobs/{job_id}/events", timeout=60) as stream:
@@ -268,13 +270,16 @@ def the_only_stream(reader: Server, job_id: str) -> Iterator[None]:
                 yield
                 return
             assert stream.status_code == 503
-            assert time.monotonic() < deadline
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_without_a_stream_to_spare_the_page_asks(page: Visit, reader: Server, book: Book) -> None:
     job_id = book.submit(["a.jpg", "b.jpg"])
     book.ledger.begin(job_id, 0)
-    with the_only_stream(reader, job_id):
+    with ExitStack() as every_stream:
+        for _ in range(STREAMS):
+            every_stream.enter_context(a_stream(reader, job_id))
         visit_job(page, job_id)
         expect(tile(page, "b.jpg")).to_contain_text("Waiting")
         book.succeed(job_id, 0, 1)

@@ -84,7 +84,7 @@ def test_a_picture_may_be_bytes_and_options_are_those_of_the_service(lens: HeatL
 @pytest.mark.server
 def test_links_for_other_pages(lens: HeatLens) -> None:
     links = lens.embed(CAT, target="tabby", max_side=64, lifetime_s=600)
-    with Image.open(io.BytesIO(httpx2.get(links.urls.image).raise_for_status().content)) as picture:
+    with Image.open(io.BytesIO(httpx2.get(links.urls.image, timeout=60).raise_for_status().content)) as picture:
         assert max(picture.size) == 64
     assert "tabby" in links.tags.img
     with pytest.raises(HeatLensError, match="one target") as caught:
@@ -134,7 +134,7 @@ def test_a_job_from_files_to_results(lens: HeatLens, tmp_path: Path) -> None:
         assert len([name for name in archive.namelist() if name.endswith(".jpg")]) == 2 * 2
     assert len(job.download(tmp_path / "out.ndjson").read_text().splitlines()) == 3
     links = lens.embed(job=job.id, item=1, target=1)
-    assert httpx2.get(links.urls.image).raise_for_status().content == job.overlay(1, target=1)
+    assert httpx2.get(links.urls.image, timeout=60).raise_for_status().content == job.overlay(1, target=1)
     assert job.id in [other.id for other in lens.jobs]
     job.delete()
     with pytest.raises(HeatLensError, match="unknown_job"):

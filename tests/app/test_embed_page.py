@@ -93,6 +93,12 @@ def visited(page: Page, site: Site) -> Visit:
     return visit
 
 
+def require_loaded(images: Locator) -> None:
+    for image in images.all():
+        expect(image).to_have_js_property("complete", value=True)
+    assert images.evaluate_all(f"(images) => images.length === 2 && images.every({LOADED})")
+
+
 def slider_moves_the_heat(within: Page | FrameLocator | Locator, heat: Locator) -> None:
     slider = within.get_by_role("slider", name="Heat")
     assert heat.evaluate(OPACITY) == pytest.approx(0.7)
@@ -112,7 +118,7 @@ def test_another_site_shows_an_explanation_in_three_ways(page: Page, sites: Site
 
     component = page.locator("heat-lens")
     expect(component.locator("img.heat")).to_have_js_property("complete", value=True)
-    assert component.locator("img").evaluate_all(f"(images) => images.every({LOADED})")
+    require_loaded(component.locator("img"))
     picture, heat = (component.locator("img").nth(place).bounding_box() for place in (0, 1))
     assert picture == pytest.approx(heat, abs=0.1)  # the heat lies on the picture
     slider_moves_the_heat(component, component.locator("img.heat"))
@@ -122,7 +128,7 @@ def test_another_site_shows_an_explanation_in_three_ways(page: Page, sites: Site
     page.locator("iframe").scroll_into_view_if_needed()
     frame = page.frame_locator("iframe")
     expect(frame.locator("#heat")).to_have_js_property("complete", value=True)
-    assert frame.locator(".frame img").evaluate_all(f"(images) => images.every({LOADED})")
+    require_loaded(frame.locator(".frame img"))
     slider_moves_the_heat(frame, frame.locator("#heat"))
     expect(frame.get_by_text("efficientnet_lite0; map by gradcam")).to_be_visible()
     expect(frame.get_by_role("img", name="Legend: from weak to strong")).to_be_visible()

@@ -26,7 +26,7 @@ CAT = (Path(__file__).parents[2] / "app" / "web" / "static" / "cat.jpg").read_by
 def test_a_worker_whose_model_hangs_is_replaced_each_time_and_says_so_in_one_line(models_dir: Path) -> None:
     server = start_server(
         models_dir=str(models_dir), default_model="hangs", workers="1", torch_threads="1", result_cache_bytes="0",
-        request_timeout_s="2", method_timeouts_s="rise=120", model_stall_s="2", log_level="warning",
+        request_timeout_s="5", method_timeouts_s="rise=120", model_stall_s="8", log_level="warning",
     )  # fmt: skip
     url = f"{server.url}/v1/explain"
     for _time in range(2):

@@ -113,7 +113,7 @@ def test_a_server_writes_nothing_but_json(models_dir: Path, cat: bytes) -> None:
 @pytest.mark.server
 def test_a_server_writes_plain_text_where_there_is_no_terminal(models_dir: Path) -> None:
     server = start_server(workers="1", torch_threads="1", models_dir=str(models_dir), default_model="small")
-    httpx.get(f"{server.url}/healthz", headers={"X-Request-Id": "abc"})
+    httpx.get(f"{server.url}/healthz", headers={"X-Request-Id": "abc"}, timeout=60)
     written = server.greeting + stop_server(server)
     assert "\x1b" not in written
     (line,) = re.findall(r".*\[app.telemetry\].*", written)

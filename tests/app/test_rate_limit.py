@@ -189,7 +189,7 @@ def start_redis(redis_port: int, tmp_path: Path) -> Iterator[Start]:
     def start() -> "subprocess.Popen[bytes]":
         command = [SERVER, "--port", str(redis_port), "--bind", "127.0.0.1", "--save", "", "--dir", tmp_path]
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", redis_port), timeout=1).close()

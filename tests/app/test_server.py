@@ -77,7 +77,8 @@ def test_a_port_that_becomes_free_and_one_that_a_client_just_left_are_not_taken(
 
 
 def test_it_is_ready_when_it_says_so(server: Server) -> None:
-    assert httpx.get(f"{server.url}/readyz").json() == {"status": "ready", "models": {"efficientnet_lite0": "ready"}}
+    answer = httpx.get(f"{server.url}/readyz", timeout=60).json()
+    assert answer == {"status": "ready", "models": {"efficientnet_lite0": "ready"}}
 
 
 def test_one_owner_thread_serves_many_clients_and_mixes_nothing(server: Server, cat: bytes) -> None:
@@ -190,7 +191,7 @@ def test_sigterm_finishes_what_is_in_flight_and_stops_cleanly(cat: bytes) -> Non
     def ask() -> None:
         answers.append(
             httpx.post(
-                f"{running.url}/v1/explain?method=saliency&target=top10&format=npz", content=cat, timeout=60
+                f"{running.url}/v1/explain?method=rise&samples=50&format=npz", content=cat, timeout=60
             ).status_code
         )
 
@@ -198,9 +199,10 @@ def test_sigterm_finishes_what_is_in_flight_and_stops_cleanly(cat: bytes) -> Non
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 30
-    while _connections(running) < len(threads) and not answers:
-        assert time.monotonic() < deadline
-    httpx.get(f"{running.url}/healthz")  # accepted after the others, so those are in the server's hands
+    while _connections(running) + len(answers) < len(threads):
+        assert time.monotonic() < deadline, answers
+        time.sleep(0.01)
+    httpx.get(f"{running.url}/healthz", timeout=60)  # accepted after the others, so those are in the server's hands
     said = stop_server(running)
     for thread in threads:
         thread.join()

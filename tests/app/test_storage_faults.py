@@ -168,7 +168,7 @@ def have_house_kept(server: Server, folder: Path) -> None:
     """Delete a job, and wait until whoever removes its files has been round."""
     deleted = submit(server).raise_for_status().json()["id"]
     require_finished(server, deleted, 1)
-    httpx.delete(f"{server.url}/v1/jobs/{deleted}").raise_for_status()
+    httpx.delete(f"{server.url}/v1/jobs/{deleted}", timeout=LIMIT_S).raise_for_status()
     until(lambda: not (folder / deleted).exists())
 
 

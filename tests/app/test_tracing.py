@@ -46,9 +46,9 @@ def test_requests_are_traced_and_name_their_log_lines(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
     options = {"workers": "1", "torch_threads": "1", "models_dir": str(models_dir), "default_model": "small"}
     server = start_server(tracing="true", log_level="debug", **options)
-    httpx.get(f"{server.url}/v1/models/small", headers={"X-Request-Id": "abc"})
+    httpx.get(f"{server.url}/v1/models/small", headers={"X-Request-Id": "abc"}, timeout=60)
     for path in ("embed/hush", "embed/hush/image?hush", "v1/images/hush", "hush"):
-        assert httpx.get(f"{server.url}/{path}").status_code == 404
+        assert httpx.get(f"{server.url}/{path}", timeout=60).status_code == 404
     written = server.greeting + stop_server(server)
     resources = [resource for request in received for resource in request.resource_spans]
     spans = [span for resource in resources for scope in resource.scope_spans for span in scope.spans]

@@ -252,8 +252,8 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
         torch_threads=1,
         max_chunk_pictures=1,
         max_feature_bytes=1000,
-        request_timeout_s=3,
-        method_timeouts_s={"rise": 4, "occlusion": 0.5},
+        request_timeout_s=15,
+        method_timeouts_s={"rise": 8, "occlusion": 0.5},
     )
     app = create_app(settings)
     app.extensions["heatlens"].start()
@@ -281,13 +281,14 @@ def test_features_are_limited(limited: FlaskClient, cat: bytes, query: str, fiel
     assert "HEATLENS_MAX_FEATURE_BYTES" in found["detail"]
 
 
-# 100 masks of 20 ms each for the first, and 5000 for the second: that is more than is left, whoever set the limit.
+# 200 masks of 20 ms each, 4 s at least, for the first, and 5000 for the second: that is more than is left, whoever set
+# the limit, and a second side with all of its own time would end 4 s after it.
 @pytest.mark.parametrize(
     ("query", "deadline", "limit"),
     [
-        ("method=rise&samples=60&with_samples=5000", None, "4 s (HEATLENS_METHOD_TIMEOUTS_S)"),
-        ("method=rise&samples=60&with_samples=5000", "2", "2 s (X-Request-Deadline-S)"),
-        ("method=gradcam&with_method=rise&samples=5000", None, "4 s (HEATLENS_METHOD_TIMEOUTS_S)"),
+        ("method=rise&samples=200&with_samples=5000", None, "8 s (HEATLENS_METHOD_TIMEOUTS_S)"),
+        ("method=rise&samples=200&with_samples=5000", "6", "6 s (X-Request-Deadline-S)"),
+        ("method=gradcam&with_method=rise&samples=5000", None, "8 s (HEATLENS_METHOD_TIMEOUTS_S)"),
         ("method=gradcam&with_method=occlusion", None, "0.5 s (HEATLENS_METHOD_TIMEOUTS_S)"),
     ],
 )
@@ -301,7 +302,7 @@ def test_both_sides_have_the_time_of_one_request(
     assert response.status_code == 504, response.text
     assert response.json is not None
     assert limit in response.json["detail"]
-    assert spent < float(limit.split()[0]) + 1.1
+    assert spent < float(limit.split()[0]) + 3
 
 
 def test_a_chart_waits_for_others_no_longer_than_the_request_may_take(limited: FlaskClient, cat: bytes) -> None:
@@ -316,7 +317,7 @@ def test_a_chart_waits_for_others_no_longer_than_the_request_may_take(limited: F
     other.start()
     try:
         assert holding.wait(10)
-        url, headers = "/v1/diagnostics/activations?model=small&format=svg", {"X-Request-Deadline-S": "1.5"}
+        url, headers = "/v1/diagnostics/activations?model=small&format=svg", {"X-Request-Deadline-S": "8"}
         response = limited.put(url, data=cat, headers=headers)
     finally:
         may_end.set()
@@ -324,7 +325,7 @@ def test_a_chart_waits_for_others_no_longer_than_the_request_may_take(limited: F
     assert response.status_code == 504
     assert response.json is not None
     assert response.json["code"] == "deadline_exceeded"
-    assert "1.5 s (X-Request-Deadline-S): other charts" in response.json["detail"]
+    assert "8 s (X-Request-Deadline-S): other charts" in response.json["detail"]
     assert limited.put(url, data=cat).status_code == 200
 
 

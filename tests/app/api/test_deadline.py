@@ -14,7 +14,7 @@ from app.config import Settings
 from tests import zoo
 
 HEADER = "X-Request-Deadline-S"
-LIMIT_S = 3.0
+LIMIT_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_what_is_no_positive_number_is_refused_by_name(
 
 
 @pytest.mark.parametrize("route", ["/v1/explain", "/v1/predict"])
-@pytest.mark.parametrize("deadline", ["2.5", "2", " 60 ", "1e3"])
+@pytest.mark.parametrize("deadline", ["8.5", "8", " 60 ", "1e3"])
 def test_a_deadline_that_is_met_changes_nothing(limited: FlaskClient, cat: bytes, route: str, deadline: str) -> None:
     assert ask(limited, cat, route, deadline).status_code == 200
 
@@ -73,7 +73,7 @@ def test_it_shortens_the_servers_limit_and_cannot_extend_it(
     spent = time.perf_counter() - started
     assert problem is not None
     assert (problem["status"], problem["code"]) == (504, "deadline_exceeded")
-    assert seconds <= spent < seconds + 2
+    assert seconds <= spent < seconds + 9  # of 100 s
 
 
 @pytest.mark.usefixtures("nobody_answers")

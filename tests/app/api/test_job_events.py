@@ -158,7 +158,7 @@ def test_a_job_is_told_from_its_beginning_to_its_end(book: Book, jobs_server: Se
         (2, 2, "failed"),
         (3, 1, "succeeded"),
     ]
-    assert client.of("item")[0].data == httpx.get(f"{jobs_server.url}/v1/jobs/{job_id}/items/0").json()
+    assert client.of("item")[0].data == httpx.get(f"{jobs_server.url}/v1/jobs/{job_id}/items/0", timeout=60).json()
     last = client.events[-1]
     assert (last.kind, last.id_, last.data["status"]) == ("end", None, "completed_with_errors")
 
@@ -196,7 +196,7 @@ def test_a_client_cut_off_at_any_point_misses_nothing_and_gets_nothing_twice(boo
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "9" * 30, ""])
 def test_an_event_that_is_none_is_refused(book: Book, jobs_server: Server, text: str) -> None:
     job_id = book.submit(["a.jpg"])
-    answer = httpx.get(f"{jobs_server.url}/v1/jobs/{job_id}/events", headers={"Last-Event-ID": text})
+    answer = httpx.get(f"{jobs_server.url}/v1/jobs/{job_id}/events", headers={"Last-Event-ID": text}, timeout=60)
     assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
 
 
@@ -208,11 +208,12 @@ def test_streams_are_limited_and_the_place_of_who_goes_is_free_again(book: Book,
         with watching(jobs_server, job_id) as one, watching(jobs_server, job_id) as two:
             one.wait(1, "progress")
             two.wait(1, "progress")
-            refused = httpx.get(url)
+            refused = httpx.get(url, timeout=60)
             assert (refused.status_code, refused.json()["code"]) == (503, "too_many_streams")
             assert refused.json()["limit"] == 2
             assert int(refused.headers["Retry-After"]) > 0
-            assert httpx.get(f"{jobs_server.url}/v1/jobs/{job_id}").status_code == 200  # other routes answer
+            other = httpx.get(f"{jobs_server.url}/v1/jobs/{job_id}", timeout=60)
+            assert other.status_code == 200  # other routes answer
 
 
 @pytest.mark.server
@@ -342,7 +343,7 @@ def test_no_stream_at_all_where_the_operator_wants_none() -> None:
 
 @pytest.mark.server
 def test_the_document_has_the_headers(jobs_server: Server) -> None:
-    paths = httpx.get(f"{jobs_server.url}/openapi.json").json()["paths"]
+    paths = httpx.get(f"{jobs_server.url}/openapi.json", timeout=60).json()["paths"]
     item = "/v1/jobs/{id}/items/{number}"
     routes = {
         "/v1/jobs/{id}/events": "Last-Event-ID",

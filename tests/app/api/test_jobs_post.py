@@ -298,7 +298,7 @@ def test_an_upload_takes_no_memory_whatever_its_size(
     assert answer.status_code == 202, answer.text
     assert answer.json()["size_bytes"] == 320 * MIB
     assert _peak_bytes(worker) - before < 32 * MIB
-    assert httpx.delete(f"{server.url}{answer.json()['links']['self']}").status_code == 204
+    assert httpx.delete(f"{server.url}{answer.json()['links']['self']}", timeout=60).status_code == 204
 
 
 @pytest.mark.server
@@ -307,7 +307,7 @@ def test_a_body_in_chunks_beyond_the_limit_is_refused(server: Server) -> None:
         f"{server.url}/v1/jobs", content=_many(26, 16 * MIB), headers={"Content-Type": FORM}, timeout=300
     )
     assert (answer.status_code, answer.json()["code"]) == (413, "job_too_large")
-    assert httpx.get(f"{server.url}/v1/jobs").json()["jobs"] == []
+    assert httpx.get(f"{server.url}/v1/jobs", timeout=60).json()["jobs"] == []
 
 
 @pytest.mark.server
@@ -324,4 +324,4 @@ def test_a_client_that_hangs_up_leaves_nothing(server: Server, length: str) -> N
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert b" 400 " in answer.splitlines()[0]
     assert b'"code": "bad_request_body"' in answer
-    assert httpx.get(f"{server.url}/v1/jobs").json()["jobs"] == []
+    assert httpx.get(f"{server.url}/v1/jobs", timeout=60).json()["jobs"] == []

@@ -30,7 +30,7 @@ def pressed(models_dir: Path) -> Iterator[FlaskClient]:
         torch_threads=1,
         queue_size=2,
         model_memory_bytes=sum(sizes(models_dir, *names)) - 1,
-        request_timeout_s=10,
+        request_timeout_s=20,
         load_wait_s=60,
         result_cache_bytes=0,
     )
@@ -56,11 +56,12 @@ def test_a_full_queue_is_503_with_retry_after_and_everyone_accepted_is_answered(
     zoo.slow_is_running.clear()
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(explain, app.test_client(), cat, "slow")
-        zoo.slow_is_running.wait(10)
+        assert zoo.slow_is_running.wait(60)
         waiting = pool.submit(explain, app.test_client(), cat, "slow")
         hosts = app.extensions["heatlens"].hosts
         while hosts.inside < 2:
             assert not waiting.done(), waiting.result()
+            time.sleep(0.01)
         status, problem, retry_after = explain(pressed, cat, "slow")
         assert (status, problem["code"], problem["limit"]) == (503, "queue_full", 2)
         assert retry_after is not None
@@ -85,7 +86,7 @@ def test_a_long_method_past_its_time_is_504_and_the_next_request_does_not_wait_f
     # 5000 masks, one at a time, of 20 ms each: had the work not ended with its request, the next one would wait for
     # more than a minute and a half, and have the same end.
     settings = Settings(
-        models_dir=models_dir, default_model="sleepy", torch_threads=1, max_chunk_pictures=1, request_timeout_s=2
+        models_dir=models_dir, default_model="sleepy", torch_threads=1, max_chunk_pictures=1, request_timeout_s=8
     )
     app = create_app(settings)
     app.extensions["heatlens"].start()
@@ -93,7 +94,7 @@ def test_a_long_method_past_its_time_is_504_and_the_next_request_does_not_wait_f
     response = client.put("/v1/explain?method=rise&samples=5000", data=cat)
     problem = json.loads(response.data)
     assert (response.status_code, problem["code"], problem["total"]) == (504, "deadline_exceeded", 5000)
-    assert 0 < problem["done"] <= 100  # 2 s of 20 ms each
+    assert 0 < problem["done"] <= 400  # 8 s of 20 ms each
     assert f"{problem['done']} of 5000 steps were done: ask for fewer samples" in problem["detail"]
     assert "HEATLENS_REQUEST_TIMEOUT_S" in problem["detail"]
     for query in ("method=gradcam", "method=rise&samples=3"):
@@ -160,9 +161,10 @@ def test_an_error_of_the_model_does_not_keep_the_job_alive(
         assert pressed.put("/v1/explain?model=broken", data=picture).status_code == 500
         assert pressed.put("/v1/explain?layer=none", data=picture).status_code == 422
         assert explain(pressed, picture, "small")[0] == 200  # the owners have turned to other work
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while any(job() is not None for job in jobs):
             assert time.monotonic() < deadline, jobs
+            time.sleep(0.01)
     finally:
         gc.enable()
     assert len(jobs) == 6

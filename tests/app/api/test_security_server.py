@@ -38,16 +38,18 @@ def test_a_server_with_keys(tmp_path: Path) -> None:
             f"{server.url}/v1/tickets",
             json={"path": f"/v1/jobs/{job.id}/results.ndjson"},
             headers={"X-API-Key": text},
+            timeout=PATIENCE_S,
         )
         url = answer.json()["url"]
-        assert httpx2.get(f"{server.url}{url}").status_code == 200
+        assert httpx2.get(f"{server.url}{url}", timeout=PATIENCE_S).status_code == 200
         assert_refused_before_the_body(server.url)
         keys.revoke("ann")
         until = time.monotonic() + PATIENCE_S
-        while httpx2.get(f"{server.url}/v1/methods", headers={"X-API-Key": text}).status_code != 401:
+        methods, of_ann = f"{server.url}/v1/methods", {"X-API-Key": text}
+        while httpx2.get(methods, headers=of_ann, timeout=PATIENCE_S).status_code != 401:
             assert time.monotonic() < until, "the key opens doors for ever"
             time.sleep(0.2)
-        assert httpx2.get(f"{server.url}{url}").status_code == 401
+        assert httpx2.get(f"{server.url}{url}", timeout=PATIENCE_S).status_code == 401
     finally:
         log = server.greeting + stop_server(server)
     assert text not in log
@@ -76,10 +78,10 @@ def test_a_download_of_a_job_that_is_deleted_meanwhile_breaks_off(tmp_path: Path
         with httpx2.stream("GET", f"{server.url}/v1/jobs/{job_id}/results.zip", timeout=PATIENCE_S) as download:
             pieces = download.iter_raw()
             assert next(pieces)
-            assert httpx2.delete(f"{server.url}/v1/jobs/{job_id}").status_code == 204
+            assert httpx2.delete(f"{server.url}/v1/jobs/{job_id}", timeout=PATIENCE_S).status_code == 204
             with pytest.raises(httpx2.RemoteProtocolError):
                 list(pieces)
-        assert httpx2.get(f"{server.url}/v1/jobs/{job_id}").status_code == 404
+        assert httpx2.get(f"{server.url}/v1/jobs/{job_id}", timeout=PATIENCE_S).status_code == 404
     finally:
         log = server.greeting + stop_server(server)
     assert log.count("cut short") == 1

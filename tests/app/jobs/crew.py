@@ -22,7 +22,7 @@ from app.jobs.ledger import Ledger
 from app.jobs.rows import ItemRow, JobRow, NewItem
 from tests.app.jobs.double import TRACES
 
-STALL_S, GRACE_S = 60, 15
+STALL_S, GRACE_S = 60, 40
 
 
 def eventually(condition: Callable[[], object], within_s: float = 60) -> None:

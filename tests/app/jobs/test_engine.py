@@ -26,7 +26,7 @@ JOB, OTHER = "5f" * 16, "60" * 16
 ME, GONE = "here:0", "gone:0"
 
 
-def eventually(condition: Callable[[], object], within_s: float = 20) -> None:
+def eventually(condition: Callable[[], object], within_s: float = 60) -> None:
     ends = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < ends, "it never came true"
@@ -290,7 +290,7 @@ def test_a_claim_of_its_own_whose_answer_was_lost_is_taken_up_and_what_runs_is_n
 ) -> None:
     monkeypatch.setattr(engine_module, "_DEAD_AFTER_S", 0.3)
     goes_on = threading.Event()
-    crew.run_shard = lambda _job_id, shard: None if shard else goes_on.wait(20) and None
+    crew.run_shard = lambda _job_id, shard: None if shard else goes_on.wait(60) and None
     crew.engine.start()
     crew.enqueue(0)
     eventually(lambda: crew.shards == [(JOB, 0)])
@@ -308,7 +308,7 @@ def test_a_claim_of_its_own_whose_answer_was_lost_is_taken_up_and_what_runs_is_n
 
 def test_an_engine_sees_that_another_has_what_it_runs(crew: Crew) -> None:
     goes_on = threading.Event()
-    crew.run_shard = lambda _job_id, _shard: goes_on.wait(20) and None
+    crew.run_shard = lambda _job_id, _shard: goes_on.wait(60) and None
     crew.enqueue(0)
     crew.engine.start()
     eventually(lambda: crew.shards)

@@ -290,6 +290,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         except OSError:
+            time.sleep(0.1)
             continue
         return
     pytest.fail("the S3 server did not start")
