@@ -8,7 +8,7 @@ import pytest
 from tests.app.siege.faults import KILLS, Fault
 from tests.app.siege.record import write
 from tests.app.siege.run import Plan, Story
-from tests.app.siege.verdict import LEAK_BYTES, SLACK_BYTES, SLACK_FILES, SLACK_THREADS, broken_promises
+from tests.app.siege.verdict import LEAK_BYTES, REFUSED, SLACK_BYTES, SLACK_FILES, SLACK_THREADS, broken_promises
 from tests.app.siege.visits import BROKEN, Visit
 from tests.app.siege.watching import Held, Life, growth, slope
 
@@ -56,6 +56,15 @@ def test_a_connection_may_break_while_its_worker_is_killed(story: Story, at: int
 @pytest.mark.parametrize(("at", "told_when", "promises"), [(102, True, 0), (102, False, 1), (300, True, 1)])
 def test_a_refusal_is_clean_and_during_a_fault(story: Story, at: int, told_when: bool, promises: int) -> None:
     story.visits[at] = visit(at, status=503, told_when=told_when)
+    assert len(broken_promises(story)) == promises
+
+
+@pytest.mark.parametrize(("code", "many", "promises"), [("queue_full", 1, 0), ("queue_full", 2, 2), ("other", 1, 1)])
+def test_few_may_find_a_full_queue_at_any_time(story: Story, code: str, many: int, promises: int) -> None:
+    story.visits += [visit(REQUESTS + number, due=500, ended=500.1) for number in range(int(1 / REFUSED) - REQUESTS)]
+    story.logged.update(visit.id for visit in story.visits[REQUESTS:])
+    for at in range(300, 300 + many):
+        story.visits[at] = visit(at, status=503, told_when=True, why=f'{{"code": "{code}", ...')
     assert len(broken_promises(story)) == promises
 
 

@@ -19,19 +19,34 @@ SLACK_THREADS = 8
 """Beyond those of a worker whose threads have all worked once: of pools that nothing had needed until then."""
 RATIO, SLACK_S = 2.0, 1.0
 """The slowest answers, in the last third: as slow as in the first, times this, plus that on a machine with one core."""
+_FULL = '"code": "queue_full"'
+REFUSED = 0.001
+"""Of all requests, those that may be told outside the faults to come again: at random they come many at once, too."""
 _FEW = 100
 """Answers without which there is no percentile to speak of."""
 
 
 def broken_promises(story: Story) -> list[str]:
     """Return what should not have been, in words; nothing, if all is well."""
-    return list(chain(_answers(story), _jobs(story), _left_behind(story), _growth(story), _speed(story)))
+    return list(
+        chain(_refusals(story), _answers(story), _jobs(story), _left_behind(story), _growth(story), _speed(story))
+    )
+
+
+def _refusals(story: Story) -> Iterator[str]:
+    refused = []
+    for visit in story.visits:
+        if (wrong := _fault_of(story, visit)) is not None:
+            line = f"{visit.name}, {visit.kind}: {wrong}"
+            if visit.status == 503 and visit.told_when and _FULL in visit.why:
+                refused.append(line)
+            else:
+                yield line
+    if len(refused) > REFUSED * len(story.visits):
+        yield from refused
 
 
 def _answers(story: Story) -> Iterator[str]:
-    for visit in story.visits:
-        if (wrong := fault_of(story, visit)) is not None:
-            yield f"{visit.name}, {visit.kind}: {wrong}"
     for visit in story.fault_visits:
         if not visit.right or (visit.status == 503 and not visit.told_when):
             yield f"{visit.name}, {visit.kind}: {visit.status} {visit.why}"
@@ -42,7 +57,7 @@ def _answers(story: Story) -> Iterator[str]:
     yield from (f"{name}: answered {times} times" for name, times in story.logged.items() if times > 1)
 
 
-def fault_of(story: Story, visit: Visit) -> str | None:
+def _fault_of(story: Story, visit: Visit) -> str | None:
     """Return what is wrong with what a client was told; a fault of that moment excuses a clean refusal."""
     if visit.right:
         return None
