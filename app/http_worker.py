@@ -157,7 +157,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
         def beat() -> None:
             while not self._loaded.wait(_WATCH_S) and time.monotonic() < ends:
-                self.notify()
+                try:
+                    self.notify()
+                except ValueError:  # the file is closed already: loading has failed, and the process ends
+                    return
 
         threading.Thread(target=beat, name="loading", daemon=True).start()
 
