@@ -97,9 +97,9 @@ def test_a_worker_without_a_pulse_is_killed_and_replaced(start: Start) -> None:
 
 
 def test_a_worker_with_a_pulse_is_left_alone(start: Start) -> None:
-    watched = start(BEATS, stall_s=0.5)
+    watched = start(BEATS, stall_s=2)  # forty times as long as between two beats
     first = watched.first()
-    time.sleep(1.5)
+    time.sleep(3)
     assert lives(first)
     assert len(watched.lines()) == 1
 
